@@ -37,7 +37,7 @@ struct ProductDescription {
     }
 };
 
-std::shared_ptr<const ProductDescription> parse(const std::string& text) {
+std::shared_ptr<const ProductDescription> parse_product(const std::string& text) {
     static Parsed<ProductDescription> known;
     return known(text);
 }
@@ -96,7 +96,7 @@ void product(StableIValue* values, uint64_t count) {
     const int64_t n = stack.integer();
     const std::string text = stack.text();
     tensors[sums] = stack.optional();
-    const auto description = parse(text);
+    const auto description = parse_product(text);
     const ProductDescription& d = *description;
 
     View v[all];
@@ -149,7 +149,7 @@ void product(StableIValue* values, uint64_t count) {
 void pack(StableIValue* values, uint64_t count) {
     Stack stack(values, count);
     Tensor codes = stack.tensor();
-    const auto description = parse(stack.text());
+    const auto description = parse_product(stack.text());
     const FactorDescription& d = description->rhs;
     View v = view("codes", codes);
     const Sizes shape = shape_of(v, d);
@@ -179,7 +179,7 @@ HOP_API const char* hop_described_product_declines(
     int32_t bias_dtype, int32_t has_bias) {
     using namespace hop::torch;
     try {
-        const auto parsed = parse(description);
+        const auto parsed = parse_product(description);
         const bool batched = rhs_dim == 3;
         const Factor a = make(parsed->lhs, "lhs", Sizes(lhs, lhs + lhs_dim), batched, true, {});
         const Factor b = make(parsed->rhs, "rhs", Sizes(rhs, rhs + rhs_dim), batched, false, {});

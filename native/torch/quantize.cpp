@@ -8,7 +8,7 @@
 namespace hop::torch {
 namespace {
 
-std::shared_ptr<const QuantizerDescription> parse(const std::string& text) {
+std::shared_ptr<const QuantizerDescription> parse_quantizer(const std::string& text) {
     static Parsed<QuantizerDescription> known;
     return known(text);
 }
@@ -96,7 +96,7 @@ int32_t noise_bits(const View& noise) { return noise && noise.format() == HOP_IN
 void quantize(StableIValue* values, uint64_t count) {
     Stack stack(values, count);
     Tensor x = stack.tensor(), scale = stack.optional(), zero_point = stack.optional(), noise = stack.optional();
-    const auto description = parse(stack.text());
+    const auto description = parse_quantizer(stack.text());
     const QuantizerDescription& d = *description;
 
     View v = view("x", x);
@@ -138,7 +138,7 @@ void quantize_product(StableIValue* values, uint64_t count) {
     Stack stack(values, count);
     Tensor x = stack.tensor(), factor = stack.tensor(), noise = stack.optional();
     const int64_t stream = stack.integer();  // below 0: noise contains the bits, not their seed
-    const auto description = parse(stack.text());
+    const auto description = parse_quantizer(stack.text());
     const QuantizerDescription& d = *description;
 
     View v = view("x", x);
@@ -174,7 +174,7 @@ void dequantize(StableIValue* values, uint64_t count) {
     Stack stack(values, count);
     Tensor codes = stack.tensor(), scale = stack.tensor(), second = stack.optional();
     const Sizes shape = stack.sizes();
-    const auto description = parse(stack.text());
+    const auto description = parse_quantizer(stack.text());
     const QuantizerDescription& d = *description;
 
     const int32_t kind = float_dtype("the result", d.result);
@@ -200,7 +200,7 @@ HOP_API const char* hop_described_blocks_decline(const char* description, int32_
     static thread_local std::string declined;
     try {
         hop_blocks made;
-        return parse(description)->cut(Sizes(shape, shape + dim), row_stride, made);
+        return parse_quantizer(description)->cut(Sizes(shape, shape + dim), row_stride, made);
     } catch (const std::exception& e) {
         declined = e.what();
         return declined.c_str();
