@@ -109,7 +109,14 @@ private:
         if (grouped && group < job.groups) add_group<N, T>(call, first, tile, group, c);
         if (grouped) return true;
         float* y = call.y + first * kBlock + tile * kRows;
-        each_sum<N, T>([&](auto t, auto i, auto half) HOP_INLINED { _mm256_storeu_ps(y + i * kBlock + t * kRows + half * 8, c[t][i][half]); });
+        HOP_UNROLL
+        for (int t = 0; t < T; ++t) {
+            HOP_UNROLL
+            for (int i = 0; i < N; ++i) {
+                HOP_UNROLL
+                for (int half = 0; half < 2; ++half) _mm256_storeu_ps(y + i * kBlock + t * kRows + half * 8, c[t][i][half]);
+            }
+        }
         return true;
     }
 
@@ -117,11 +124,12 @@ private:
     template <int T>
     HOP_INLINED static inline __m256i in_bytes(const __m256i (&words)[2 * T], __m256i (&zeros)[T][2]) {
         __m256i wrong = _mm256_setzero_si256();
-        each<2 * T>([&](auto i) HOP_INLINED {
+        HOP_UNROLL
+        for (int i = 0; i < 2 * T; ++i) {
             const __m256i beyond = _mm256_cmpgt_epi32(_mm256_srli_epi32(words[i], 7), _mm256_setzero_si256());
             wrong = _mm256_or_si256(wrong, beyond);
             zeros[i / 2][i % 2] = _mm256_mullo_epi32(words[i], _mm256_set1_epi32(0x01010101));
-        });
+        }
         return wrong;
     }
 
@@ -133,13 +141,13 @@ private:
         return _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(most, special), most)) != 0;
     }
 
-    template <int N, int T, class Body>
-    HOP_INLINED static inline void each_sum(const Body& body) {
-        each<T>([&](auto t) HOP_INLINED { each<N>([&](auto i) HOP_INLINED { each<2>([&](auto half) HOP_INLINED { body(t, i, half); }); }); });
-    }
     template <int N, int T>
     HOP_INLINED static inline void clear(__m256 (&c)[T][N][2]) {
-        each_sum<N, T>([&](auto t, auto i, auto half) HOP_INLINED { c[t][i][half] = _mm256_setzero_ps(); });
+        HOP_UNROLL
+        for (int t = 0; t < T; ++t) {
+            HOP_UNROLL
+            for (int i = 0; i < N; ++i) c[t][i][0] = c[t][i][1] = _mm256_setzero_ps();
+        }
     }
 
     // Like add_group of groups_plain.h; resets the sums to 0.
@@ -149,13 +157,20 @@ private:
         const Side& lhs = call.sides[call.count > 1 ? group : 0];
         const float* scale = call.scales.at(call.n * kBlock, group * call.job.group) + tile * kRows;
         float* y = call.y + first * kBlock + tile * kRows;
-        each_sum<N, T>([&](auto t, auto i, auto half) HOP_INLINED {
-            __m256 x = c[t][i][half];
-            if (scaled) x = _mm256_mul_ps(x, _mm256_set1_ps(lhs.scale[first + i]));
-            x = _mm256_mul_ps(x, _mm256_loadu_ps(scale + t * kRows + half * 8));
-            float* own = y + i * kBlock + t * kRows + half * 8;
-            _mm256_storeu_ps(own, _mm256_add_ps(_mm256_loadu_ps(own), x));
-        });
+        HOP_UNROLL
+        for (int t = 0; t < T; ++t) {
+            HOP_UNROLL
+            for (int i = 0; i < N; ++i) {
+                HOP_UNROLL
+                for (int half = 0; half < 2; ++half) {
+                    __m256 x = c[t][i][half];
+                    if (scaled) x = _mm256_mul_ps(x, _mm256_set1_ps(lhs.scale[first + i]));
+                    x = _mm256_mul_ps(x, _mm256_loadu_ps(scale + t * kRows + half * 8));
+                    float* own = y + i * kBlock + t * kRows + half * 8;
+                    _mm256_storeu_ps(own, _mm256_add_ps(_mm256_loadu_ps(own), x));
+                }
+            }
+        }
         clear<N, T>(c);
     }
 
@@ -166,21 +181,29 @@ private:
         const __m256i magnitude = _mm256_set1_epi8(127);
         const Codes codes[2][2] = {{{b, table, zeros[0][0]}, {b + 32, table, zeros[0][1]}},
                                    {{next, table, zeros[last][0]}, {next + 32, table, zeros[last][1]}}};
-        each<Codes::kFloats ? T : 0>([&](auto t) HOP_INLINED {
-            each<2>([&](auto half) HOP_INLINED { most = _mm256_max_epu8(most, _mm256_and_si256(codes[t][half].bytes[0], magnitude)); });
-        });
-        each<Codes::kCodes>([&](auto k) HOP_INLINED {
+        HOP_UNROLL
+        for (int j = 0; Codes::kFloats && j < 2 * T; ++j)
+            most = _mm256_max_epu8(most, _mm256_and_si256(codes[j / 2][j % 2].bytes[0], magnitude));
+        HOP_UNROLL
+        for (int k = 0; k < Codes::kCodes; ++k) {
             __m256 w[T][2];
-            each<T>([&](auto t) HOP_INLINED {
-                each<2>([&](auto half) HOP_INLINED {
+            HOP_UNROLL
+            for (int t = 0; t < T; ++t) {
+                HOP_UNROLL
+                for (int half = 0; half < 2; ++half) {
                     w[t][half] = codes[t][half].number(k);
                     if (Folded) w[t][half] = _mm256_mul_ps(w[t][half], _mm256_load_ps(fold + t * kRows + half * 8));
-                });
-            });
-            each<N>([&](auto i) HOP_INLINED {
-                const __m256 x = _mm256_broadcast_ss(a + i * kSlice + k);
-                each<T>([&](auto t) HOP_INLINED { each<2>([&](auto half) HOP_INLINED { c[t][i][half] = _mm256_fmadd_ps(x, w[t][half], c[t][i][half]); }); });
-            });
-        });
+                }
+            }
+            HOP_UNROLL
+            for (int i = 0; i < N; ++i) {
+                const __m256 x = _mm256_set1_ps(a[i * kSlice + k]);
+                HOP_UNROLL
+                for (int t = 0; t < T; ++t) {
+                    HOP_UNROLL
+                    for (int half = 0; half < 2; ++half) c[t][i][half] = _mm256_fmadd_ps(x, w[t][half], c[t][i][half]);
+                }
+            }
+        }
     }
 };

@@ -163,16 +163,19 @@ private:
     template <int N, int Q>
     HOP_INLINED static inline void products(const uint8_t* a, const uint8_t* b, int quad, __m256i (&part)[N][2]) {
         a += quad * 4, b += quad * 64;
-        each<Q>([&](auto q) HOP_INLINED {
-            const __m256i w[2] = {load256(b + q * 64), load256(b + q * 64 + 32)};
+        const __m256i left = load256(b), right = load256(b + 32);
+        each<N>([&](auto i) HOP_INLINED {
+            const __m256i x = four_codes(a + i * kSlice);
+            part[i][0] = products_of(left, x), part[i][1] = products_of(right, x);
+        });
+        HOP_UNROLL
+        for (int q = 1; q < Q; ++q) {
+            const __m256i first = load256(b + q * 64), second = load256(b + q * 64 + 32);
             each<N>([&](auto i) HOP_INLINED {
                 const __m256i x = four_codes(a + i * kSlice + q * 4);
-                each<2>([&](auto j) HOP_INLINED {
-                    if (q == 0) part[i][j] = products_of(w[j], x);
-                    else add_products(part[i][j], w[j], x);
-                });
+                add_products(part[i][0], first, x), add_products(part[i][1], second, x);
             });
-        });
+        }
     }
 
     int quads_;
