@@ -2,11 +2,11 @@
 // and the Numbers of an engine.
 
 // Processes rows first..first + N - 1. Like add_group of groups_plain.h, bit for bit: each operation is rounded, and
-// groups are added in order. Paired: zero points are included in the initial sums; Scaled: lhs has scales. For integers
+// groups are added in order. Paired: zero points are included in the initial sums; `scaled`: lhs has scales. For integers
 // y stays in registers. For floats it stays in memory, for twice as many rows: fewer accumulators would be limited by
 // latency on CPUs that start two multiply-adds per cycle.
-template <class Numbers, int N, bool Paired, bool Scaled, class Between>
-inline void kept_groups(const KeptGroups& g, int first, const Between& between) {
+template <class Numbers, int N, bool Paired, class Between>
+inline void kept_groups(const KeptGroups& g, int first, bool scaled, const Between& between) {
     constexpr int64_t row_bytes = Numbers::kLhsBytes * kSlice, slice_bytes = 2 * Numbers::kBytes * kTile;
     constexpr bool held = Numbers::kBytes == 1;
     const __m512 none = _mm512_set1_ps(-0.f);  // -0 + x is x for every x
@@ -20,7 +20,7 @@ inline void kept_groups(const KeptGroups& g, int first, const Between& between) 
     }
     const uint8_t *a = g.a + first * row_bytes, *b = g.b;
     int quad = 0;
-    int64_t left = g.slices;
+    int64_t rest = g.slices;
     for (int64_t group = 0; group < g.groups; ++group) {
         const Side &lhs = g.lhs[group * g.lhs_step], &rhs = g.rhs[group];
         typename Numbers::Vector c[1][N][2];
@@ -33,24 +33,28 @@ inline void kept_groups(const KeptGroups& g, int first, const Between& between) 
                 else c[0][i][half] = Numbers::zero();
             }
         }
-        for (int64_t slices = left < g.span ? left : g.span; slices > 0; --slices) {
+        for (int64_t slices = rest < g.span ? rest : g.span; slices > 0; --slices) {
             const int end = quad + g.quads;
             for (; quad < end; quad += 4) {
                 HOP_UNROLL
                 for (int i = 0; i < 4; ++i) Numbers::template quad<N, 1>(a, b, quad + i, c);
             }
-            if (quad == kQuads) quad = 0, --left, a += g.stride, b += slice_bytes;
+            if (quad == kQuads) quad = 0, --rest, a += g.stride, b += slice_bytes;
         }
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {
-            HOP_UNROLL
-            for (int half = 0; half < 2; ++half) {
-                __m512 x = Numbers::number(c[0][i][half]);
-                if (Scaled) x = _mm512_mul_ps(x, _mm512_set1_ps(lhs.scale[first + i]));
-                x = _mm512_mul_ps(x, _mm512_load_ps(rhs.scale + half * kRows));
-                float* own = out + i * kBlock + half * kRows;
-                if constexpr (held) y[i][half] = _mm512_add_ps(y[i][half], x);
-                else _mm512_storeu_ps(own, _mm512_add_ps(_mm512_loadu_ps(own), x));
+            __m512 left = Numbers::number(c[0][i][0]), right = Numbers::number(c[0][i][1]);
+            if (held || scaled) {
+                const __m512 scale = _mm512_set1_ps(lhs.scale[first + i]);
+                left = _mm512_mul_ps(left, scale), right = _mm512_mul_ps(right, scale);
+            }
+            left = _mm512_mul_ps(left, _mm512_load_ps(rhs.scale)), right = _mm512_mul_ps(right, _mm512_load_ps(rhs.scale + kRows));
+            if constexpr (held) {
+                y[i][0] = _mm512_add_ps(y[i][0], left), y[i][1] = _mm512_add_ps(y[i][1], right);
+            } else {
+                float* own = out + i * kBlock;
+                _mm512_storeu_ps(own, _mm512_add_ps(_mm512_loadu_ps(own), left));
+                _mm512_storeu_ps(own + kRows, _mm512_add_ps(_mm512_loadu_ps(own + kRows), right));
             }
         }
         between();
@@ -75,11 +79,10 @@ inline void keep_groups(const Job& job, const KeptGroups& g, int rows, Between& 
     in_row_blocks<most>(rows, [&](auto n, int first) {
         const auto once = [&] { if (first == 0) between(); };
         if constexpr (integers) {
-            if (lhs_has_zero(job) || has_zero(job.p.rhs)) kept_groups<Numbers, n.value, true, true>(g, first, once);
-            else kept_groups<Numbers, n.value, false, true>(g, first, once);
+            if (lhs_has_zero(job) || has_zero(job.p.rhs)) kept_groups<Numbers, n.value, true>(g, first, true, once);
+            else kept_groups<Numbers, n.value, false>(g, first, true, once);
         } else {
-            if (job.p.lhs.scale.format != HOP_NONE) kept_groups<Numbers, n.value, false, true>(g, first, once);
-            else kept_groups<Numbers, n.value, false, false>(g, first, once);
+            kept_groups<Numbers, n.value, false>(g, first, job.p.lhs.scale.format != HOP_NONE, once);
         }
     });
 }
