@@ -4,15 +4,13 @@
 // HOP_INLINED. The compiler reads a body N times, so HOP_UNROLL is better for loops over arrays in memory.
 template <int N, class Body>
 HOP_INLINE void each(const Body& body) {
-    static_assert(N <= 8);
+    static_assert(N <= 6);
     if constexpr (N > 0) body(std::integral_constant<int, 0>());
     if constexpr (N > 1) body(std::integral_constant<int, 1>());
     if constexpr (N > 2) body(std::integral_constant<int, 2>());
     if constexpr (N > 3) body(std::integral_constant<int, 3>());
     if constexpr (N > 4) body(std::integral_constant<int, 4>());
     if constexpr (N > 5) body(std::integral_constant<int, 5>());
-    if constexpr (N > 6) body(std::integral_constant<int, 6>());
-    if constexpr (N > 7) body(std::integral_constant<int, 7>());
 }
 
 // The same for each pair.

@@ -114,21 +114,24 @@ public:
     HOP_INLINED void unit(const uint8_t* w, const int8_t* const (&x)[M], int64_t at, Ints (&sums)[M]) const {
         w += at * kColumns;
         if (dots_) return dots<Quads>(w, x, at, sums);
-        if (halves_) return words<Quads, 8, 0>(w, x, at, sums), words<Quads, 8, 4>(w, x, at, sums);
-        words_ == 8 ? words<Quads, 8>(w, x, at, sums) : words_ == 4 ? words<Quads, 4>(w, x, at, sums) : words<Quads, 2>(w, x, at, sums);
+        constexpr int all = 2 * Quads;  // at most 8
+        if (halves_) return words<Quads, all, 0>(w, x, at, sums), words<Quads, all, 4>(w, x, at, sums);
+        words_ == 8 ? words<Quads, all>(w, x, at, sums) : words_ == 4 ? words<Quads, 4>(w, x, at, sums) : words<Quads, 2>(w, x, at, sums);
     }
 
 private:
     template <int Quads, int M>
     HOP_ALONE static void dots(const uint8_t* w, const int8_t* const (&x)[M], int64_t at, Ints (&sums)[M]) {
-        each<2 * Quads>([&](auto q) HOP_INLINED {
-            constexpr int place = place_of_quad<Quads>(q);
+        HOP_UNROLL
+        for (int q = 0; q < 2 * Quads; ++q) {
+            const int place = place_of_quad<Quads>(q);
             const Bytes own = load_bytes(w + place * kColumns);
-            each<M>([&](auto i) HOP_INLINED {
+            HOP_UNROLL
+            for (int i = 0; i < M; ++i) {
                 const __m256i four = four_codes(x[i] + at + place);
                 sums[i] = {dots_of_bytes(sums[i].lo, own.lo, four), dots_of_bytes(sums[i].hi, own.hi, four)};
-            });
-        });
+            }
+        }
     }
 
     // The same without AVX-VNNI: products are added in int16 for Most quads. With a Shift, only the four bits from there
@@ -139,23 +142,24 @@ private:
         const auto taken = [&](__m256i a) HOP_INLINED {
             return Shift < 0 ? a : _mm256_and_si256(Shift ? _mm256_srli_epi16(a, Shift) : a, low);
         };
-        constexpr int count = Most < 2 * Quads ? Most : 2 * Quads;
-        each<2 * Quads / count>([&](auto part) HOP_INLINED {
+        HOP_UNROLL
+        for (int first = 0; first < 2 * Quads; first += Most) {
             __m256i own[M][2];
-            each<count>([&](auto q) HOP_INLINED {
-                constexpr int place = place_of_quad<Quads>(part * count + q);
+            each<M>([&](auto i) HOP_INLINED { own[i][0] = own[i][1] = _mm256_setzero_si256(); });
+            HOP_UNROLL
+            for (int q = first; q < first + Most; ++q) {
+                const int place = place_of_quad<Quads>(q);
                 const Bytes bytes = load_bytes(w + place * kColumns);
                 const __m256i lo = taken(bytes.lo), hi = taken(bytes.hi);
                 each<M>([&](auto i) HOP_INLINED {
                     const __m256i four = four_codes(x[i] + at + place);
-                    if constexpr (q == 0) own[i][0] = _mm256_maddubs_epi16(lo, four), own[i][1] = _mm256_maddubs_epi16(hi, four);
-                    else add_words(own[i][0], lo, four), add_words(own[i][1], hi, four);
+                    add_words(own[i][0], lo, four), add_words(own[i][1], hi, four);
                 });
-            });
+            }
             each<M>([&](auto i) HOP_INLINED {
                 sums[i] = plus_ints(sums[i], {_mm256_madd_epi16(own[i][0], factor), _mm256_madd_epi16(own[i][1], factor)});
             });
-        });
+        }
     }
 
     HOP_INLINED static inline __m256i four_codes(const int8_t* x) {
