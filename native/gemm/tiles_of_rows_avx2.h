@@ -35,13 +35,14 @@ private:
     HOP_ALONE void make(int64_t first, int64_t slice, uint8_t* out) const {
         const hop_operand& o = job_.p.rhs;
         const bool whole = first + kRows <= job_.p.n && (slice + 1) * kSlice <= job_.p.k;
-        const int64_t k = slice * kSlice, narrow = is_narrow(o.format);
-        if (narrow && whole) {
-            const auto* from = static_cast<const uint8_t*>(job_.rhs.codes) + (first * o.row_stride + k) / 2;
-            // 16 rows are too many streams for the hardware prefetcher; a line has the codes of two slices.
-            for (int64_t i = slice % 2 * kRows / 2, end = i + kRows / 2; i < end; ++i)
-                _mm_prefetch(reinterpret_cast<const char*>(from + i * (o.row_stride / 2) + 256), _MM_HINT_T0);
-            return narrow_tile_from_rows(from, o.row_stride / 2, out);
+        const bool narrow = is_narrow(o.format);
+        const int64_t per_byte = narrow ? 2 : 1, stride = o.row_stride / per_byte;
+        if (whole && (narrow || o.k_stride == 1)) {
+            const auto* from = static_cast<const uint8_t*>(job_.rhs.codes) + first * stride + slice * kSlice / per_byte;
+            // 16 rows are too many streams for the hardware prefetcher; a line has the 4-bit codes of two slices.
+            for (int64_t i = slice % per_byte * kRows / per_byte, end = i + kRows / per_byte; i < end; ++i)
+                _mm_prefetch(reinterpret_cast<const char*>(from + i * stride + 8 * kSlice / per_byte), _MM_HINT_T0);
+            if (narrow) return narrow_tile_from_rows(from, stride, out);
         }
         uint8_t buffer[kTile];
         const uint8_t* codes = tile_of_codes(o, job_.rhs.codes, job_.p.n, job_.p.k, first, slice, narrow ? buffer : out);
