@@ -5,15 +5,18 @@ from collections.abc import Callable
 from docs.training_tables import results
 from tests.support import pages
 
-# The scheme, with as many bits for each weight of a linear layer: our rows, then those of peers.
+# Rows by the bits of a weight: ours, then those of peers.
 COMPARED = {
+    "32": ("float32",),
+    "8": ("int8_weight",),
+    "8, activations too": ("int8", "fp8", "mxfp8"),
     "5": ("int4", "int4, scales of the rule", "int4, 32 samples", "torchao int4", "llama.cpp Q4_1"),
     "5.25": ("int4_weight_32_affine",),
     "4.5, integers": ("llama.cpp Q4_0",),
     "5, int8 activations": ("8da4w", "8da4w, scales of the rule", "8da4w, 32 samples", "torchao 8da4w"),
     "4.5": ("nvfp4 weights", "torchao nvfp4 weights"),
     "4.25": ("mxfp4 weights", "torchao mxfp4 weights", "llama.cpp MXFP4"),
-    "activations too": (
+    "4, activations too": (
         *("nvfp4", "nvfp4, scales of the rule", "nvfp4, 32 samples"),
         *("mxfp4", "mxfp4, scales of the rule", "mxfp4, 32 samples"),
     ),
@@ -48,7 +51,7 @@ def peers() -> str:
         "digits": lambda row: f"{row['error']:.3f}",
     }
     rows = [["bits", "quantizer", "MiniLM: cosine, nearest, nearest 10", "Gemma: perplexity", "digits: error"]]
-    for bits, names in {"32": ("float32",), "8": ("int8_weight",), **COMPARED}.items():
+    for bits, names in COMPARED.items():
         for name in names:
             if any(name in models[model] for model in cells):
                 found = [of(models[model][name]) if name in models[model] else "" for model, of in cells.items()]
