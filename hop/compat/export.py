@@ -109,7 +109,7 @@ class WithoutGradModes(TorchFunctionMode):
 def without_stack_traces() -> Iterator[None]:
     """A context in which traced nodes keep no stack traces, which take a quarter of the time of torch.export.
 
-    Torch 2.11 has no such setting.
+    It has no effect in versions of torch without the setting.
     """
     config, name = importlib.import_module("torch.fx.config"), "do_not_emit_stack_traces"
     before = getattr(config, name, None)

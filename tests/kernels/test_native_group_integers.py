@@ -176,6 +176,18 @@ def test_numbers_that_are_none(name: str):
 
 
 @NATIVE
+@pytest.mark.parametrize("name", [*INTEGERS, *OTHERS])
+def test_largest_sums(name: str):
+    """The largest codes of the weight by the lowest and largest of x: AVX2 adds some of their products in 16 bits."""
+    numbers = torch.ones(17, 768)
+    numbers[:, ::16] = -1  # in each group, so that the scales of all rules use the whole range
+    x = hop.quantize(presets.INT8_32, torch.ones(9, 768))
+    x.codes[::2] = -128
+    for sign in (1, -1):
+        check(x, hop.quantize(OTHERS.get(name) or BY_NAME[name].quantizer, sign * numbers))
+
+
+@NATIVE
 def test_shapes():
     """Dimensions before the rows, a vector, no rows at all, a row that ends within a block of codes."""
     w = weight(BY_NAME["Q5_0"], 21, 672)
