@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from hop.compat.eager import is_plain_eager, node_in_trace
+from hop.compat.export import is_lowering
 from hop.compat.imports import when_imported
 from hop.compat.patches import bits_before_rounding, strided_beginnings, strided_offsets
 from hop.compat.tracing import known_equal
@@ -93,10 +94,13 @@ def as_strided(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) ->
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """Make Inductor round a bfloat16 or float16 x to its dtype, because its bits are read next.
 
-    Tensors in memory are already rounded: graph inputs, and the results of products and of hop::run.
+    Tensors in memory are already rounded: graph inputs, and the results of products and of hop::run. Decompositions
+    into core ATen, which has no view of another dtype, return x.
     """
     halves = (torch.bfloat16, torch.float16)
     if not bits_before_rounding.active or x.dtype not in halves or is_plain_eager() or _lies_in_memory(x):
+        return x
+    if is_lowering() and not _keeping.get():
         return x
     return (x.view(torch.int16) & -1).view(x.dtype)
 

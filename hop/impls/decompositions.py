@@ -13,7 +13,8 @@ from hop.numerics.spelling import flag, shown
 def decompositions(*, keep: Iterable[object] = (), native: bool = False, products: str = "integer") -> Any:
     """PyTorch's default table for `ExportedProgram.run_decompositions`, plus decompositions of our operators.
 
-    After it a program contains only core ATen. Returns a fresh table that the caller may change.
+    After it a program contains only core ATen. Returns a fresh table that the caller may change. Give Inductor and
+    AOTInductor programs that still contain our operators: in core ATen they may omit the rounding to a 16-bit dtype.
 
     Args:
         keep: operators of ours to leave undecomposed: functions such as hop.out_dtype, node targets such as
