@@ -8,7 +8,8 @@ A search starts from what the quantizer's rule finds, and tries several candidat
     code     the scale is a code: the rule's, and those a few codes away
 
 The candidate with the least Σ (x - s · q)² is chosen, the first among equals, or the rule's scale if it is as good
-within 2^-20 of Σx², as where a weight has only values that codes represent. A block that has NaN, an infinity or no
+within 2^-20 of Σx², as where a weight has only values that codes represent. `slack` weighs that error: with 1.5, another
+scale is chosen if its error is less than 1.5 times the rule's. A block that has NaN, an infinity or no
 element of at least 2^-100 keeps the rule's scale. Elements are compared as integers of `unit` = amax · 2^-bits, of so
 few bits that every sum of products is exact in float32; divisions are in float64. So the order of a sum has no effect,
 and native/search/code.h gives the same bits.
@@ -40,6 +41,8 @@ class Search:
     candidates: tuple[float, ...]
     last: int = 0
     """The largest code of a scale."""
+    slack: float = 1.0
+    """How many times the rule's squared error the error of another code may be."""
 
 
 def symmetric(format: Format, signed: bool = False) -> Search | None:
@@ -68,11 +71,11 @@ def affine(format: Format) -> Search | None:
     return Search(AFFINE, (steps, *(steps + n for n in (-1, 1, -2) if steps + n > 0)))
 
 
-def codes(format: Format, steps: Sequence[int], last: int) -> Search | None:
+def codes(format: Format, steps: Sequence[int], last: int, slack: float = 1.0) -> Search | None:
     """The search for scales that are codes up to `last`; 0 must be the first of `steps`. None for formats of more than
     6 bits, and codebooks.
     """
-    return Search(CODE, tuple(map(float, steps)), last) if format.bits <= 6 and not format.is_codebook else None
+    return Search(CODE, tuple(map(float, steps)), last, slack) if format.bits <= 6 and not format.is_codebook else None
 
 
 def bits_of_units(format: Format, elements: int, steps: int = 0) -> int | None:
@@ -115,6 +118,10 @@ class Units:
         xq, qq = (p.sum(self.dims, keepdim=True).to(torch.float64) for p in (self.u * q, q * q))
         return xq, qq
 
+    def squares(self) -> Tensor:
+        """Σ u², exact, float64."""
+        return self.u.to(torch.float64).square().sum(self.dims, keepdim=True)
+
 
 def gain_of(part: Tensor, xq: Tensor, qq: Tensor) -> Tensor:
     """Σx² - Σ(x - s · q)² in units, for s = part units."""
@@ -147,6 +154,7 @@ def fit(search: Search, units: Units, bits: int, format: Format, scale: Tensor, 
 def choose(search: Search, units: Units, format: Format, code: Tensor, scale_of: Callable[[Tensor], Tensor]) -> Tensor:
     """The best of the codes of scales near `code`, int32; scale_of converts them to float32."""
     best, chosen = torch.zeros_like(units.unit, dtype=torch.float64), code
+    extra = search.slack - 1  # errors are Σx² less the gain
     for step in search.candidates:
         moved = (code + int(step)).clamp(0, search.last)
         scale = scale_of(moved)
@@ -155,7 +163,7 @@ def choose(search: Search, units: Units, format: Format, code: Tensor, scale_of:
         xq, qq = units.sums(format.nearest(units.u * torch.where(valid, by, math.nan)))
         gain = torch.where(valid, gain_of(units.parts(scale), xq, qq), math.nan)
         if step == 0:
-            best = torch.where(gain > 0, gain * _MARGIN, 0.0)
+            best = torch.where(gain > 0, gain * (_MARGIN + extra) - extra * units.squares(), 0.0)
             continue
         better = gain > best
         best, chosen = torch.where(better, gain, best), torch.where(better, moved, chosen)

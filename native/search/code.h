@@ -119,6 +119,16 @@ struct Best {
     HOP_MEMBER int at(int l) const { return static_cast<int>(candidate[l / kHalf][l % kHalf]); }
 };
 
+// Σ u² of half the lanes, exact.
+HOP_INLINE Wide squares(const Search& s, const Group& g, int half) {
+    Wide sum = {};
+    for (int i = 0; i < s.block; ++i) {
+        const Wide u = widened(g.u + i * kLanes + half * kHalf);
+        sum += u * u;
+    }
+    return sum;
+}
+
 HOP_INLINE Lanes zeros_of(const Search& s, const Group& g, float by) {
     if (s.kind != Searched::affine) return Lanes{};
     return smaller(larger(s.low + nearest_integer(load(g.least) * by), all(s.low)), all(s.high));
@@ -163,6 +173,7 @@ HOP_INLINE void choose(const Search& s, const Group& g, int64_t blocks) {
         outer[l] = s.outer && l < g.count ? s.outer[(g.first + l) / blocks * s.outer_stride] : 1.0f;
         if (code[l] > s.last) outer[l] = std::numeric_limits<float>::quiet_NaN();
     }
+    const double extra = static_cast<double>(s.slack) - 1.0;  // errors are Σu² less the gain
     Best best;
     for (int i = 0; i < s.count; ++i) {
         for (int l = 0; l < kLanes; ++l) value[l] = s.values[moved(s, code[l], i)];
@@ -174,8 +185,10 @@ HOP_INLINE void choose(const Search& s, const Group& g, int64_t blocks) {
             const Wide part = widened(scale + half * kHalf) / widened(g.unit + half * kHalf);
             const Wide xq = widened(x + half * kHalf), qq = widened(q + half * kHalf);
             const Wide gain = gain_of(part, xq, qq);
-            if (i == 0) best.gain[half] = gain > 0.0 ? gain * kMargin : Wide{};
-            else best.take(half, gain, part, i);
+            if (i == 0) {
+                const Wide least = gain * (kMargin + extra) - (extra == 0.0 ? Wide{} : extra * squares(s, g, half));
+                best.gain[half] = gain > 0.0 ? least : Wide{};
+            } else best.take(half, gain, part, i);
         }
     }
     for (int l = 0; l < g.count; ++l)

@@ -18,6 +18,7 @@ struct Search {
     int32_t block, bits, count, last;
     bool e2m1;  // else integers from low to high
     float low, high, factor;
+    float slack;  // of codes: how many times the rule's squared error the error of another may be
     const float *candidates, *values, *outer;  // outer: one per row if outer_stride is 1; nullptr: 1
     int64_t rows, cols, outer_stride;
     const float* x;

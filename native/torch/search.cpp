@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kMostCandidates = 64;
 
-// "1 code block=16 bits=16 low=0 high=0 last=126 factor=0 e2m1 candidates=0,1065353216": the kind of search, the block,
-// the bits of units, the format of elements, and the candidates. Reals are written as their bits.
+// "1 code block=16 bits=16 low=0 high=0 last=126 factor=0 slack=1065353216 e2m1 candidates=0,1065353216": the kind of search,
+// the block, the bits of units, the format of elements, and the candidates. Reals are written as their bits.
 struct SearchDescription {
     Search s{};
     std::vector<float> candidates;
@@ -23,7 +23,7 @@ struct SearchDescription {
         Words words(text);
         if (!words.next()) fail("the description ends before the kind of search");
         s.kind = static_cast<Searched>(words.one_of(words.word, kinds, 3));
-        s.bits = -1, s.factor = 1.0f;
+        s.bits = -1, s.factor = s.slack = 1.0f;
         while (words.next()) {
             if (words.name == "block") s.block = words.integer(1, kMostSearched);
             else if (words.name == "bits") s.bits = words.integer(0, kMostSearchBits);
@@ -31,6 +31,7 @@ struct SearchDescription {
             else if (words.name == "high") s.high = static_cast<float>(words.integer(0, 255));
             else if (words.name == "last") s.last = words.integer(0, 255);
             else if (words.name == "factor") s.factor = words.real();
+            else if (words.name == "slack") s.slack = words.real();
             else if (words.name == "candidates") candidates = words.reals(kMostCandidates);
             else if (words.word == "e2m1") s.e2m1 = true;
             else words.refuse();

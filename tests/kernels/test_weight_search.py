@@ -24,6 +24,8 @@ QUANTIZERS = {
     "nvfp4": presets.NVFP4,
     "nvfp4_row": presets.NVFP4_ROW,
     "mxfp4": presets.MXFP4,
+    "mxfp4_floor": Quantizer(formats.E2M1, (1, 32), Microscaling(rounding="floor")),
+    "mxfp4_ceil": Quantizer(formats.E2M1, (1, 32), Microscaling(rounding="ceil")),
     "int3": Quantizer(formats.INT3, (1, 24)),
     "int6": Quantizer(formats.INT6, (1, 40)),
     "ternary": Quantizer(formats.TERNARY, (1, 16)),
@@ -112,8 +114,9 @@ def test_no_block_gets_worse_and_the_weight_gets_better(name: str) -> None:
             continue
         rule, searched = (errors(f(q, x), x, q.block) for f in (hop.quantize, hop.quantize_weight))
         # elements are compared as integers of 12 bits at least
-        assert (searched <= rule * (1 + 1e-3) + 1e-9 * rule.max()).all(), what
-        if name != "single_elements" and what in ("normal", "tails"):
+        slack = 1.5 if isinstance(q.scale, Microscaling) and not q.scale.clips() else 1.0
+        assert (searched <= rule * (slack + 1e-3) + 1e-9 * rule.max()).all(), what
+        if name != "single_elements" and what in ("normal", "tails") and not isinstance(q.scale, Microscaling):
             assert searched.sum() < rule.sum() * 0.985, what
 
 
@@ -192,16 +195,24 @@ def test_negative_scales_stay_when_quantized_again() -> None:
 
 def test_scales_that_are_codes_are_the_best_of_their_neighbours() -> None:
     x = inputs((32, 128))["normal"]
-    for q, steps in ((presets.NVFP4, (0, -1, 1, 4, 5)), (presets.MXFP4, (0, -1))):
+    clipping = Quantizer(formats.E2M1, (1, 32), Microscaling(rounding="floor"))
+    for q, steps, slack in (
+        (presets.NVFP4, (-1, 1, 4, 5), 1.0),
+        (presets.MXFP4, (-1,), 1.5),
+        (clipping, (1,), 1 / 1.5),
+    ):
         t = hop.quantize(q, x)
         codes = t.buffers()["scale"].view(torch.uint8).int()
-        best = np.full(codes.shape, np.inf)
+        others = []
         for step in steps:
             moved = (codes + step).clamp(0, 126 if q is presets.NVFP4 else 254).to(torch.uint8)
             buffers = t.buffers() | {"scale": moved.view(t.buffers()["scale"].dtype)}
             s = q.scale.scale_of([buffers[n] for n in q.stored_by_rule()], q.format)
             plain = replace(q, scale=hop.scale_rules.Static())
-            best = np.minimum(best, errors(hop.quantize(plain, x, scale=s), x, q.block))
+            others.append(errors(hop.quantize(plain, x, scale=s), x, q.block))
+        rule, other = errors(t, x, q.block), np.min(others, 0)
+        best = np.where(other < slack * rule, other, rule)
+        assert 0.02 < (best == other).mean() < 0.98
         assert errors(hop.quantize_weight(q, x), x, q.block) == pytest.approx(best, rel=1e-4)
 
 

@@ -117,7 +117,8 @@ class TestConvert(unittest.TestCase):
         assert b.scheme == schemes.INT4_WEIGHT_32 == model["b"].scheme
         assert c.scheme is None and "one scale for each example" in c.reason and type(model["c"]) is nn.Conv2d
         assert (d.scheme, d.reason) == (None, "no rule matches") and type(model["d"]) is nn.Linear
-        assert str(report).splitlines() == [
+        lines = [line for line in str(report).splitlines() if "at CPU level" not in line]  # on some CPUs int4 is slow
+        assert lines == [
             "layer  type     parameters  scheme",
             "a      Linear  264  41.4 %  - the rule for 'a' leaves it alone",
             "b      Linear  264  41.4 %  INT4_WEIGHT_32",

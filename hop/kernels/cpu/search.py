@@ -58,7 +58,8 @@ def _description(q: Quantizer, search: Search, unit_bits: int) -> str:
     else:
         words.append("e2m1")
     if search.kind == CODE:
-        words.append(f"last={search.last} factor={bits_of(q.scale.outer_scale_factor(q.format))}")
+        factor = bits_of(q.scale.outer_scale_factor(q.format))
+        words.append(f"last={search.last} factor={factor} slack={bits_of(search.slack)}")
     return " ".join([*words, f"candidates={','.join(str(bits_of(c)) for c in search.candidates)}"])
 
 
