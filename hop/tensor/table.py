@@ -190,7 +190,17 @@ def _plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> ArgsKwargs
 
 
 def _numbers(x: Any) -> Tensor:
-    return x.numbers().contiguous() if hasattr(x, "quantizer") else x
+    """The dequantized values with the strides of x, which derivative formulas of PyTorch read: that of `logdet` takes
+    the factors of a contiguous matrix for those of its transpose, as the operator computes them.
+    """
+    if not hasattr(x, "quantizer"):
+        return x
+    numbers = x.numbers().contiguous()
+    if x.is_contiguous():
+        return numbers
+    once = numbers[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
+    made = torch.empty_strided(once.shape, x.stride(), dtype=once.dtype, device=once.device)
+    return made.copy_(once).expand(x.shape)
 
 
 def _warn(op: OpOverload, message: str) -> None:

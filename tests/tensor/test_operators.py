@@ -2,6 +2,7 @@
 
 Samples are those of PyTorch's own tests."""
 
+import itertools
 import unittest
 import zlib
 from collections.abc import Iterator
@@ -114,6 +115,24 @@ class TestOperators(unittest.TestCase):
         q = (P.INT8_ROW, P.INT4_32)[group % 2]
         chosen = [op for op in OPERATORS if zlib.crc32(op.name.encode()) % GROUPS == group]
         assert self.check(chosen, q) > 0
+
+    @parameterized.expand(itertools.product(("int8", "int4"), ("whole", "transposed", "step", "expanded")))
+    def test_gradients_that_depend_on_strides(self, name: str, view: str):
+        """The derivatives of these transpose the factors of contiguous matrices. The codes of int4 rows are padded."""
+        q = {"int8": P.INT8_ROW, "int4": P.INT4_32}[name]
+        views = {"whole": lambda x: x, "transposed": lambda x: x.mT, "step": lambda x: x[::2]}
+        views["expanded"] = lambda x: x[:1].expand(3, -1, -1)
+        x = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(1)) + 2 * torch.eye(5)
+        for op in (torch.logdet, torch.linalg.det, torch.linalg.slogdet, torch.linalg.inv, torch.linalg.solve):
+            args = (torch.ones(5, 2),) if op is torch.linalg.solve else ()
+            call = (quantized(x, q).requires_grad_(), args, {})
+            got, want = (
+                results(lambda x, *args, op=op: op(views[view](x), *args), c)
+                for c in (call, tree_map(dequantized, call))
+            )
+            assert len(got) == len(want) >= 2
+            for g, w in zip(got, want, strict=True):
+                assert_close(g, w)
 
     @parameterized.expand([(op.name, op) for op in FOREACH])
     @pytest.mark.quick(30)
