@@ -12,11 +12,8 @@ convolution the rows are the examples of the input and the output channels of th
 with groups, output channels at the same position in their groups share a scale.
 """
 
-import difflib
 import functools
 from dataclasses import dataclass, replace
-
-import torch
 
 from hop.numerics import presets, spelling
 from hop.numerics.quantizer import Quantizer
@@ -249,6 +246,16 @@ SHORT = {
 """Short names."""
 
 
+def _alike(a: str, b: str) -> int:
+    """The length of the common beginning. Unlike difflib, Dynamo traces it."""
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count
+
+
 def named(name: str) -> Scheme:
     """The scheme with a name: "int8_weight" or "INT8_WEIGHT" for INT8_WEIGHT; or a short name.
 
@@ -259,8 +266,7 @@ def named(name: str) -> Scheme:
     result = SCHEMES.get(SHORT.get(lower, lower).upper())
     if result is None:
         known = [*SHORT, *(scheme.lower() for scheme in SCHEMES)]
-        # Dynamo cannot trace difflib.
-        near = known if torch.compiler.is_dynamo_compiling() else difflib.get_close_matches(lower, known, n=3) or known
+        near = [k for k in sorted(known, key=lambda k: -_alike(k, lower))[:3] if _alike(k, lower) >= 2] or known
         raise ValueError(f"scheme: no scheme is called {name!r}; use {', '.join(near)}, or a hop.Scheme")
     return result
 
