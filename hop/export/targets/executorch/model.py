@@ -69,9 +69,10 @@ def to_executorch(
         ImportError: ExecuTorch is not installed.
         TypeError: `program` is not an ExportedProgram, or a value has a dtype without ExecuTorch kernels, such as 8-bit
             floats.
-        NotImplementedError: an operator, or a three-dimensional convolution, has no portable kernel; XNNPACK would
-            accept a layer with only its weight quantized, in groups, which it computes without the scales; or a backend
-            accepted something that it cannot run, which is checked by loading the file if this runtime has the backend.
+        NotImplementedError: an operator, or a three-dimensional convolution of floats, has no portable kernel; XNNPACK
+            would accept a layer with only its weight quantized, in groups, which it computes without the scales; or a
+            backend accepted something that it cannot run, which is checked by loading the file if this runtime has the
+            backend.
     """
     check_program(program, "to_executorch")
     try:
@@ -102,7 +103,7 @@ def _for_partitioners(program: ExportedProgram, partitioners: Sequence[object], 
         low = program.run_decompositions({k: v for k, v in decompositions().items() if isinstance(k, Hop)})
     _check_dtypes(low)
     if to_xnnpack:
-        _check_convolutions(low)
+        _check_convolutions(low, "XNNPACK does not support; leave its partitioner out")
         _check_xnnpack(low)
     return low
 
@@ -111,7 +112,7 @@ def _for_portable_kernels(program: ExportedProgram, exact: bool) -> ExportedProg
     with contextlib.nullcontext() if exact else functions.of_runtime():
         low = program.run_decompositions(decompositions(products="float"))  # which they compute in float32
     _check_dtypes(low)
-    _check_convolutions(low)
+    _check_convolutions(low, "ExecuTorch's portable kernels do not support in floats; quantize it")
     return fold_constants(_with_sums(float64_numbers_as_constants(low)))
 
 
@@ -144,12 +145,11 @@ def _check_dtypes(program: ExportedProgram) -> None:
                 )
 
 
-def _check_convolutions(program: ExportedProgram) -> None:
+def _check_convolutions(program: ExportedProgram, reason: str) -> None:
     for node in program.graph.nodes:
         if of(node.target).family is CONVOLUTION and value(node.args[1]).dim() > 4:
             raise NotImplementedError(
-                f"to_executorch: {_node_name(program, node)} is a three-dimensional convolution, which "
-                "neither ExecuTorch's portable kernels nor XNNPACK support; they support one and two dimensions"
+                f"to_executorch: {_node_name(program, node)} is a three-dimensional convolution, which {reason}"
             )
 
 
