@@ -2,6 +2,7 @@
 processes."""
 
 import copy
+import functools
 import io
 import itertools
 import unittest
@@ -126,17 +127,19 @@ class TestPrograms(unittest.TestCase):
     @parameterized.expand([(kind, scheme) for kind in ("mixtral", "gpt_oss") for scheme in ("int8", "int4")])
     @pytest.mark.quick(4)
     def test_compiled_and_exported_in_one_graph(self, kind, scheme):
+        """In eager mode, experts take turns: the sigmoid of fewer rows may differ in the last bit."""
         module, given = experts(kind)
         module = quantized(module, scheme)
+        near = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-6 if kind == "gpt_oss" else 0)
         with torch.no_grad():
             want = module(*given)
-            assert torch.equal(torch.compile(module, fullgraph=True, backend="aot_eager")(*given), want)
+            near(torch.compile(module, fullgraph=True, backend="aot_eager")(*given), want)
         tokens = torch.export.Dim("tokens", min=2, max=64)
         dynamic = tuple({0: tokens} for _ in given)
         program = torch.export.export(module, given, dynamic_shapes=dynamic)
-        assert torch.equal(program.module()(*given), want)
+        near(program.module()(*given), want)
         fewer = tuple(t[:5] for t in given)
-        assert torch.equal(program.module()(*fewer), module(*fewer))
+        near(program.module()(*fewer), module(*fewer))
 
     @parameterized.expand([(frozen, scheme) for frozen in (True, False) for scheme in ("int8", "int8_weight")])
     @pytest.mark.quick(4)
