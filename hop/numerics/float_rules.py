@@ -211,8 +211,8 @@ class Microscaling(Rule):
         return Found(tensors, parts.x / parts.once(self.scale_of(tensors, format)))
 
     def weight_search(self, format: Format, signed: bool = False) -> Search | None:
-        """Half the scale, which clips the largest elements, unless that makes the squared error 1.5 times as large: models
-        suffer less from a few clipped elements than from steps of twice the size.
+        """Half the scale, which clips the largest elements, unless that makes the squared error 1.5 times as large:
+        models suffer less from a few clipped elements than from steps of twice the size.
         """
         last = 2**self.exponent.bits - 2
         if self.clips():

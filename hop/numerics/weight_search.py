@@ -8,9 +8,9 @@ A search starts from what the quantizer's rule finds, and tries several candidat
     code     the scale is a code: the rule's, and those a few codes away
 
 The candidate with the least Σ (x - s · q)² is chosen, the first among equals, or the rule's scale if it is as good
-within 2^-20 of Σx², as where a weight has only values that codes represent. `slack` weighs that error: with 1.5, another
-scale is chosen if its error is less than 1.5 times the rule's. A block that has NaN, an infinity or no
-element of at least 2^-100 keeps the rule's scale. Elements are compared as integers of `unit` = amax · 2^-bits, of so
+within 2^-20 of Σx², as where a weight has only values that codes represent. `slack` weighs that error: with 1.5,
+another scale is chosen if its error is less than 1.5 times the rule's. A block that has NaN, an infinity or no element
+of at least 2^-100 keeps the rule's scale. Elements are compared as integers of `unit` = amax · 2^-bits, of so
 few bits that every sum of products is exact in float32; divisions are in float64. So the order of a sum has no effect,
 and native/search/code.h gives the same bits.
 """

@@ -269,7 +269,7 @@ def strided(folder: Path, mesh: Any) -> None:
         assert_bits(got, wanted)
     placements = [Shard(0), _StridedShard(0, split_factor=2)]
     want = DTensor.from_local(local, square, placements, run_check=False, shape=t.shape, stride=t.stride())
-    with pytest.raises(ValueError, match=r"'w': the part of a DTensor of placements .* is no range of dimension 0"):
+    with pytest.raises(ValueError, match=r"'w': the part of a DTensor of placements .* is no range along dimension 0"):
         hop.checkpoint.save({"w": want}, folder, step=1)
 
 

@@ -284,7 +284,7 @@ class TestPack(unittest.TestCase):
         assert list(packing.write([kernel], out, prebuilt.python(), ["transpose"])) == [kernel.name]
         for folder, taken in ((out, True), (self.out, False)):
             environment = mock.patch.dict(os.environ, {prebuilt.FOLDER: str(folder)})
-            with environment, mock.patch.object(transposing, "missing", lambda: "the CuTe DSL is not installed"):
+            with environment, mock.patch.object(cache, "missing", lambda: "the CuTe DSL is not installed"):
                 assert (transposing.declines(x) is None) == taken
 
     def test_an_older_folder_is_replaced_and_nothing_else(self):
