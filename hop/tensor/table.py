@@ -96,7 +96,7 @@ def _apply(op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     except IndivisibleError as cut:
         if is_moving():
             raise RuntimeError(_uncut(op, args, cut)) from cut
-        plain_args, plain_kwargs = _plain(args, kwargs)
+        plain_args, plain_kwargs = tree_map_only(Tensor, _numbers, (args, kwargs))
         out = op(*plain_args, **plain_kwargs)  # raises for arguments that are invalid for any tensor
         _warn(op, f"{op} of a QuantizedTensor returns a plain, dequantized tensor instead of a view: {cut}")
         return out
@@ -127,7 +127,7 @@ def _dequantized(op: OpOverload, args: Args, kwargs: Kwargs) -> object:
 
 def _on_numbers(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     """Run `op` on dequantized values, and requantize the quantized arguments it wrote to."""
-    plain_args, plain_kwargs = _plain(args, kwargs)
+    plain_args, plain_kwargs = tree_map_only(Tensor, _strided_numbers, (args, kwargs))
     out = op(*plain_args, **plain_kwargs)
     if op._schema.is_mutable:
         written, numbers = _written(op, args, kwargs), _written(op, plain_args, plain_kwargs)
@@ -185,18 +185,16 @@ def training_error(who: str, t: Any) -> RuntimeError:
     )
 
 
-def _plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> ArgsKwargs:
-    return tree_map_only(Tensor, _numbers, (args, kwargs))
-
-
 def _numbers(x: Any) -> Tensor:
+    return x.numbers().contiguous() if hasattr(x, "quantizer") else x
+
+
+def _strided_numbers(x: Any) -> Tensor:
     """The dequantized values with the strides of x, which derivative formulas of PyTorch read: that of `logdet` takes
     the factors of a contiguous matrix for those of its transpose, as the operator computes them.
     """
-    if not hasattr(x, "quantizer"):
-        return x
-    numbers = x.numbers().contiguous()
-    if x.is_contiguous():
+    numbers = _numbers(x)
+    if numbers is x or x.is_contiguous():
         return numbers
     once = numbers[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
     made = torch.empty_strided(once.shape, x.stride(), dtype=once.dtype, device=once.device)
