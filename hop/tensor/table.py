@@ -20,7 +20,7 @@ from torch import Tensor, distributed
 
 from hop.compat import patches, subclasses
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import Args, ArgsKwargs, Kwargs, tree_leaves, tree_map_only
+from hop.compat.pytree import Args, Kwargs, tree_leaves, tree_map_only
 
 RULES: dict[OpOverload, Callable[..., object]] = {}
 P = ParamSpec("P")
