@@ -4,7 +4,6 @@ Blocks are of (tokens, width) in each head: (1, -1) has a scale per token, (1, -
 hop.scaled defines which combinations are supported (docs/scaled.md#attention).
 """
 
-import difflib
 from dataclasses import dataclass, replace
 
 from hop.numerics import formats, presets, spelling
@@ -84,7 +83,7 @@ def named(name: str) -> AttentionScheme:
     result = ATTENTION_SCHEMES.get(SHORT.get(lower, lower).upper())
     if result is None:
         known = [*SHORT, *(scheme.lower() for scheme in ATTENTION_SCHEMES)]
-        near = difflib.get_close_matches(lower, known, n=3) or known
+        near = spelling.similar(lower, known)
         raise ValueError(
             f"attention: no scheme is called {name!r}; use {', '.join(near)}, or a "
             "hop.attention_schemes.AttentionScheme"

@@ -246,16 +246,6 @@ SHORT = {
 """Short names."""
 
 
-def _alike(a: str, b: str) -> int:
-    """The length of the common beginning. Unlike difflib, Dynamo traces it."""
-    count = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        count += 1
-    return count
-
-
 def named(name: str) -> Scheme:
     """The scheme with a name: "int8_weight" or "INT8_WEIGHT" for INT8_WEIGHT; or a short name.
 
@@ -266,7 +256,7 @@ def named(name: str) -> Scheme:
     result = SCHEMES.get(SHORT.get(lower, lower).upper())
     if result is None:
         known = [*SHORT, *(scheme.lower() for scheme in SCHEMES)]
-        near = [k for k in sorted(known, key=lambda k: -_alike(k, lower))[:3] if _alike(k, lower) >= 2] or known
+        near = spelling.similar(lower, known)
         raise ValueError(f"scheme: no scheme is called {name!r}; use {', '.join(near)}, or a hop.Scheme")
     return result
 

@@ -356,6 +356,20 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
+def similar(name: str, known: list[str]) -> list[str]:
+    """Up to three of the known names that begin like `name`, or all of them. Unlike difflib, Dynamo can trace it."""
+
+    def alike(other: str) -> int:
+        count = 0
+        for a, b in zip(name, other, strict=False):
+            if a != b:
+                break
+            count += 1
+        return count
+
+    return [k for k in sorted(known, key=lambda k: -alike(k))[:3] if alike(k) >= 2] or known
+
+
 def from_json(text: bytes | str, what: str) -> JsonObject:
     """Parse a JSON object, or raise ValueError naming `what` it is.
 
