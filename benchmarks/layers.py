@@ -4,7 +4,8 @@ torchao's is compiled with freezing and max-autotune, as its documentation recom
 outputs in the peer's dtype, and the time includes quantizing the input. Ours runs in eager mode, as after
 hop.quantize_. Freezing may fold the dequantization of a weight: the compiled program then stores it in bfloat16, with
 four times the bytes of int4. ONNX Runtime's layers have float32 inputs and outputs at every level: MatMulNBits for
-weights of 4 bits (accuracy level 4 with int8 activations), and DynamicQuantizeLinear with MatMulInteger for int8.
+weights of 4 bits (accuracy level 4 with int8 activations), and DynamicQuantizeLinear with MatMulInteger for int8;
+none where the level is forced, because it would use the CPU's own.
 """
 
 import contextlib
@@ -57,6 +58,9 @@ def layers() -> Iterator[Row]:
     runtime = find_spec("onnxruntime") is not None and find_spec("onnx") is not None
     if not runtime:
         print("no layers of ONNX Runtime without onnxruntime: pip install --editable '.[onnx]'")
+    elif native.library().path != native.library().levels()[-1]:
+        runtime = False
+        print("no layers of ONNX Runtime, which cannot be held to a lower level than the CPU's")
     for case, (scheme, config) in _cases().items():
         torch.manual_seed(0)
         layer = torch.nn.Linear(_FEATURES, _FEATURES, dtype=FLOAT).requires_grad_(False)

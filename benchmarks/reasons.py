@@ -27,6 +27,7 @@ class Reason:
 
 _VNNI = ("avx512_bf16",)
 _AVX2 = ("avx2",)
+_YMM = ("avx2", "avx_vnni")
 
 REASONS = {
     "a": Reason(
@@ -244,7 +245,7 @@ REASONS = {
         (("decoded", "*, 1024x*", "float32 linear"),),
         "Codes become float32 in the cache and are multiplied as such. Decoding and scales come on top of float32's "
         "time.",
-        _AVX2,
+        _YMM,
     ),
     "ak": Reason(
         (("MiniLM", "*", "float32*"),),
@@ -256,12 +257,12 @@ REASONS = {
         (("row", "*", "ATen's function alone"),),
         "Sums in a fixed order, and correctly rounded exponentials, in one pass that also scales and rounds. ATen's "
         "are within an ulp, and their results are not quantized.",
-        _AVX2,
+        _YMM,
     ),
     "am": Reason(
-        (("function", "erf of *", "ATen's, within an ulp"),),
+        (("function", "erf of *", "ATen's, within an ulp"), ("function", "exp of *", "ATen's, within an ulp")),
         "Correct rounding takes polynomials with two float32 numbers for each value; ATen's is within an ulp.",
-        _AVX2,
+        _YMM,
     ),
     "an": Reason(
         (("attention", "int8, 12 heads of 64, 128 by 128", "float32"),),
@@ -295,7 +296,19 @@ REASONS = {
         (("groups", "1x*", "reading its bytes"), ("groups", "*", "float32")),
         "Decoding and float32 multiply-adds, of 8 elements an instruction: 5- and 6-bit codes are joined from two "
         "planes, and each block has its own scale and minimum. 128 rows multiply decoded floats.",
-        _AVX2,
+        _YMM,
+    ),
+    "at": Reason(
+        (("quantize", "*", "copy"),),
+        "The matrix stays in the last-level cache, where copying is 3 to 7 times as fast as finding amax, dividing and "
+        "rounding with 8 elements an instruction.",
+        ("avx_vnni",),
+    ),
+    "au": Reason(
+        (("optimizers", "AdamW, 8 bits *, bfloat16", "torch, foreach"),),
+        "The 4 M parameters and their states stay in the last-level cache, so that fewer bytes of states save little, "
+        "and decoding and encoding them come on top.",
+        ("avx_vnni",),
     ),
 }  # fmt: skip
 
