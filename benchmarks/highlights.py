@@ -150,12 +150,9 @@ def draw(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _group(title: str, rows: Sequence[Shown], top: int, one: float) -> list[str]:
     """The bars of one level, from `top` down."""
-    equal = round(LEFT + one)
     parts = [
         text(LEFT, top + 24, title, size=16, weight=600, anchor="start"),
-        text(LEFT, top + 48, "← ours is faster", colour=SOFT, anchor="start"),
-        text(equal, top + 48, "as fast as the peer", colour=SOFT),
-        text(equal + 72, top + 48, "slower →", colour=SOFT, anchor="start"),
+        text(LEFT, top + 48, "our time / the peer's: shorter is faster, | is 1", colour=SOFT, anchor="start"),
     ]
     for i, (name, row) in enumerate(rows):
         parts += _bar(name, row, top + HEAD + LINE * i, one)
