@@ -6,6 +6,7 @@ import time
 import unittest
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from parameterized import parameterized
@@ -42,7 +43,7 @@ class TestPage(unittest.TestCase):
 
     def open(self, name="report", **options):
         self.page = self.browser.new_page(**{"viewport": {"width": 1280, "height": 900}, **options})
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(60_000)  # of a busy machine
         self.addCleanup(self.page.close)
         self.messages, self.requests = [], []
         self.page.on("console", lambda message: self.messages.append(message.text))
@@ -58,15 +59,19 @@ class TestPage(unittest.TestCase):
     def focused(self):
         return self.page.evaluate("document.activeElement.querySelector('.name')?.firstChild.textContent")
 
+    def timed(self) -> tuple[Any, float]:
+        """The page once it has rows, and the seconds that it took."""
+        start = time.perf_counter()
+        page = self.open()
+        page.wait_for_selector("#rows tr.row")
+        return page, time.perf_counter() - start
+
     def test_renders_at_once_and_alone(self):
         """As many nodes as MiniLM has, without a request, an error or a warning. The best time of some counts, because
         other processes may keep the machine busy."""
-        for _ in range(5):
-            start = time.perf_counter()
-            page = self.open()
-            page.wait_for_selector("#rows tr.row")
-            if (seconds := time.perf_counter() - start) < 3:
-                break
+        page, seconds = self.timed()
+        for _ in range(4):
+            page, seconds = (page, seconds) if seconds < 3 else self.timed()
         assert seconds < 3
         assert len(self.names()) == len(report().rows) > 120
         assert self.requests == [page.url] and not self.messages
