@@ -29,7 +29,8 @@ class Kernel:
     key (hop.dispatch.plan), or raises Declined. It looks at shapes, dtypes, strides and devices, never at data, so it
     also works for fake tensors. The plan keeps none of the call's tensors.
 
-    A native kernel consists of operators of the native library, which compiled programs contain as they are.
+    A native kernel consists of operators of the native library and of ATen, which compiled programs contain as they
+    are.
     """
 
     name: str

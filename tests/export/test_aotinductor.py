@@ -211,6 +211,21 @@ class TestPackages(unittest.TestCase):
                 for i, (g, w) in enumerate(zip(got, want, strict=True)):
                     assert g.dtype == w.dtype and torch.equal(g, w), i
 
+    @parameterized.expand(["int8_weight", "int4", "nvfp4_weight", "mxfp8_weight"])
+    def test_embeddings_dequantize_their_rows_alone(self, scheme: str) -> None:
+        if (missing := native.library().declines()) is not None:
+            self.skipTest(missing)
+        model = hop.quantize_(nn.Sequential(nn.Embedding(1000, 64)), {"*": scheme})
+        tokens = torch.tensor([[3, 999, 3], [0, 1, 500]])
+        batch = {0: torch.export.Dim("batch", min=1, max=64)}
+        program = hop.export.lower(torch.export.export(model, (tokens,), dynamic_shapes=(batch,)), native=True)
+        sizes = [n.meta["val"].shape for n in program.graph.nodes if str(n.target).startswith("hop_native.dequantize")]
+        assert sizes and not any(1000 in size for size in sizes), sizes
+        for given in (tokens, tokens[:1]):
+            assert torch.equal(program.module()(given), model(given))
+        with pytest.raises((IndexError, RuntimeError), match="out of range"):
+            program.module()(tokens + 1)
+
     @parameterized.expand(MODELS.items())
     def test_models_use_their_range(self, _name, model):
         """So that equal codes are many different ones."""

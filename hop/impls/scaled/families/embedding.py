@@ -92,6 +92,7 @@ def _take(t: Tensor, rows: Tensor) -> Tensor:
     return t.index_select(0, rows)
 
 
-ROWS = Kernel("rows", _prepare_rows)
+# In compiled programs too: the reference dequantizes the whole matrix in each call.
+ROWS = Kernel("rows", _prepare_rows, native=True)
 
 MEANINGS = {EMBEDDING: Meaning(_embedding, _exactly, _declines_sum, _places, (ROWS,))}
