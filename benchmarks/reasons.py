@@ -27,7 +27,7 @@ class Reason:
 
 _VNNI = ("avx512_bf16",)
 _AVX2 = ("avx2",)
-_YMM = ("avx2", "avx_vnni")
+_YMM = ("avx2", "avx_vnni")  # with registers of 256 bits
 
 REASONS = {
     "a": Reason(

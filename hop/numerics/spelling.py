@@ -357,17 +357,23 @@ def shown(value: object) -> str:
 
 
 def similar(name: str, known: list[str]) -> list[str]:
-    """Up to three of the known names that begin like `name`, or all of them. Unlike difflib, Dynamo can trace it."""
+    """Up to three of the known names that begin and end like `name`, or all of them. Unlike difflib, Dynamo can trace
+    it."""
 
     def alike(other: str) -> int:
-        count = 0
-        for a, b in zip(name, other, strict=False):
-            if a != b:
-                break
-            count += 1
-        return count
+        return _common(name, other) + _common(name[::-1], other[::-1])
 
     return [k for k in sorted(known, key=lambda k: -alike(k))[:3] if alike(k) >= 2] or known
+
+
+def _common(a: str, b: str) -> int:
+    """The length of the common beginning."""
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count
 
 
 def from_json(text: bytes | str, what: str) -> JsonObject:

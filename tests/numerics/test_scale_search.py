@@ -14,6 +14,7 @@ from torch import Tensor
 import hop
 from hop import Quantizer, formats
 from hop.kernels.aten.quantize import fast_format
+from hop.kernels.cpu import native
 from hop.numerics.formats import INT3, INT5, INT6, INT8, IQ4_NL, UINT2, UINT4, UINT5, UINT6, UTERNARY
 from hop.numerics.scale_rules import StoredScales
 from hop.numerics.stored_scales import E2M1_DOUBLED, E8M0_HALF, UE4M3_HALF
@@ -254,6 +255,24 @@ class TestRoutes(unittest.TestCase):
         torch.compiler.reset()
         call: Any = torch.compile(lambda x: hop.fake_quantize(q, x), backend="aot_eager", fullgraph=True)
         assert torch.equal(call(x), hop.dequantize(t))
+
+    @parameterized.expand(["int4", "codebook"])
+    def test_decomposed(self, name):
+        """Scales of 16 bits are rounded through their bits for Inductor, which core ATen cannot express."""
+        q, x = CASES[name], torch.randn(6, 512, generator=generator())
+
+        class Fake(torch.nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return hop.fake_quantize(q, x)
+
+        program = torch.export.export(Fake(), (x,))
+        low = program.run_decompositions(hop.decompositions())
+        targets = [node.target for node in low.graph.nodes if node.op == "call_function"]
+        assert targets and all(torch.Tag.core in getattr(target, "tags", ()) for target in targets), targets
+        assert torch.equal(low.module()(x), hop.fake_quantize(q, x))
+        with native.use("off"):
+            kept = program.run_decompositions(hop.decompositions(native=True))
+        assert torch.ops.aten.view.dtype in {node.target for node in kept.graph.nodes}
 
     @parameterized.expand(ALL)
     @pytest.mark.full
