@@ -1,13 +1,15 @@
 """Names and folder of compiled programs on disk, so that later processes find them.
 
-A name is a digest of everything that a program depends on: the classes of the model's modules with their source files,
-their settings, the form of each tensor, the configuration, versions and CPU. Tensor values are not part of it.
+A name is a digest of everything that a program depends on: the classes of the model's modules and quantizers with
+their source files, their settings, the form of each tensor, the configuration, versions and CPU. Tensor values are not
+part of it.
 """
 
 import functools
 import hashlib
 import inspect
 import os
+import secrets
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,16 +65,17 @@ def digest(step: nn.Module, rest: Sequence[object], ignored: Sequence[str] = ())
     modules = list(step.named_modules())
     if any(has_hooks(m) or "forward" in m.__dict__ for _, m in modules):
         return None
-    left_out, sha256 = {*_OWN, *ignored}, hashlib.sha256()
-    for value in (torch.__version__, transformers.__version__, values.program_key(), *rest):
-        sha256.update(f"{value}\0".encode())
+    left_out = {*_OWN, *ignored}
+    parts = [str(value) for value in (torch.__version__, transformers.__version__, *rest)]
     for name, module in modules:
-        sha256.update(_code(type(module)))
         settings = {k: _describe_setting(v) for k, v in sorted(module.__dict__.items()) if k not in left_out}
-        sha256.update(f"{name} {settings} {getattr(module, 'scheme', None)}\0".encode())
+        parts.append(f"{name} {_code(type(module))} {settings} {getattr(module, 'scheme', None)}")
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        sha256.update("".join(f"{own} {values.cache_key(t)}\0" for own, t in tensors).encode())
-    return sha256.hexdigest()[:40]
+        parts += [f"{own} {values.cache_key(t)}" for own, t in tensors]
+    text = "\0".join(parts)
+    key = values.program_key(lowers_values=False)
+    others = [_code(cls) for name, (cls, _) in sorted(values.FOREIGN.items()) if name in text]
+    return hashlib.sha256("\0".join([text, key, *others]).encode()).hexdigest()[:40]
 
 
 def _describe_setting(x: object) -> Any:
@@ -89,15 +92,15 @@ def _describe_setting(x: object) -> Any:
 
 
 @functools.cache
-def _code(cls: type) -> bytes:
-    """A class's name and a hash of its source file."""
-    name = f"{cls.__module__}.{cls.__qualname__}".encode()
+def _code(cls: type) -> str:
+    """A class's name and a hash of its source file; a random number if there is none, as for classes of a notebook."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
     try:
-        return name + _file(inspect.getsourcefile(cls) or "")
+        return f"{name} {_file(inspect.getsourcefile(cls) or '')}"
     except (OSError, TypeError):
-        return name
+        return f"{name} {secrets.token_hex(8)}"
 
 
 @functools.cache
-def _file(path: str) -> bytes:
-    return hashlib.sha256(Path(path).read_bytes()).digest()
+def _file(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -235,6 +235,34 @@ def test_names_say_what_programs_depend_on() -> None:
     assert name(m) is None
 
 
+OF_A_NOTEBOOK = """
+from dataclasses import dataclass
+from hop.numerics.schemes import Scheme
+
+@dataclass(frozen=True)
+class Own(Scheme):
+    pass
+"""
+
+
+def test_names_say_which_classes_of_others_a_program_uses() -> None:
+    """Classes that a process defines and does not use change no name; those without a file are new each time."""
+    own, found = name(quantized("llama")), []
+    for _ in range(2):
+        notebook: dict[str, Any] = {"__name__": "notebook"}
+        exec(OF_A_NOTEBOOK, notebook)
+        m = quantized("llama")
+        assert name(m) == own
+        m.model.norm.setting = notebook["Own"](presets.INT8_ROW, presets.INT8_ROW)
+        found.append(name(m))
+        assert name(m) == found[-1]
+    for _ in range(2):
+        m = quantized("llama")
+        m.model.norm.__class__ = type("Norm", (type(m.model.norm),), {"__module__": "notebook"})
+        found.append(name(m))
+    assert len({own, *found}) == 5
+
+
 def test_a_folder_that_others_write(tmp_path: Path) -> None:
     assert kept_programs.folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
     (tmp_path / "a" / "b").chmod(0o777)
