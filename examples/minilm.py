@@ -50,7 +50,7 @@ ARITHMETIC = {
     "portable": ("plain C++ loops", "plain C++ loops"),
     "avx2": ("16-bit multiplies of AVX2", "float32 multiply-adds"),
     "avx_vnni": ("8-bit dot products of AVX-VNNI", "float32 multiply-adds"),
-    "avx512": ("16-bit multiplies of AVX2", "float32 multiply-adds"),
+    "avx512": ("16-bit multiplies of AVX-512", "float32 multiply-adds"),
     "avx512_vnni": ("8-bit dot products of VNNI", "float32 multiply-adds"),
     "avx512_bf16": ("8-bit dot products of VNNI", "bfloat16 dot products"),
     "amx": ("int8 matrix tiles of AMX", "bfloat16 matrix tiles of AMX"),

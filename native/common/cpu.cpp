@@ -62,7 +62,7 @@ Cpu detect() {
     return has_amx() ? HOP_AMX_TILES : HOP_AVX512_BF16;
 }
 constexpr Cpu kMost = HOP_AMX_TILES;
-constexpr Level kLevels[] = {Level::portable, Level::avx2, Level::avx_vnni, Level::avx2, Level::avx512, Level::avx512_bf16, Level::amx};
+constexpr Level kLevels[] = {Level::portable, Level::avx2, Level::avx_vnni, Level::avx512_plain, Level::avx512, Level::avx512_bf16, Level::amx};
 
 bool has(int cpu) {
     static const bool vnni = best_cpu() >= HOP_AVX2 && has_avx_vnni();

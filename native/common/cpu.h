@@ -12,9 +12,9 @@ enum Cpu { HOP_PORTABLE = 0, HOP_NEON, HOP_NEON_DOTPROD, HOP_NEON_I8MM, HOP_NEON
 enum Cpu { HOP_PORTABLE = 0, HOP_AVX2, HOP_AVX_VNNI, HOP_AVX512_PLAIN, HOP_AVX512_VNNI, HOP_AVX512_BF16, HOP_AMX_TILES };
 #endif
 
-// The code that kernels run. avx_vnni differs from avx2 only in products of integers. The code for AVX-512 needs VNNI and
-// VBMI; avx512_bf16 differs from it only in float products.
-enum class Level : int { portable = 0, avx2, avx_vnni, avx512, avx512_bf16, amx, neon, neon_dotprod, neon_i8mm, neon_bf16 };
+// The code that kernels run. avx_vnni and avx512_plain (AVX-512 without VNNI or VBMI) differ from avx2 only in products and
+// convolutions, avx_vnni also in attention. avx512 needs VNNI and VBMI; avx512_bf16 differs from it only in float products.
+enum class Level : int { portable = 0, avx2, avx_vnni, avx512_plain, avx512, avx512_bf16, amx, neon, neon_dotprod, neon_i8mm, neon_bf16 };
 
 Cpu best_cpu();  // the best that CPU and operating system support
 Level level();   // the level for the best CPU, or the one set by hop_use_level

@@ -23,6 +23,7 @@
 
 #define HOP_AVX2 "avx2,fma,f16c"
 #define HOP_AVX_VNNI HOP_AVX2 ",avxvnni"
+#define HOP_AVX512_PLAIN HOP_AVX2 ",avx512f,avx512bw,avx512dq,avx512vl"
 #define HOP_AVX512 "bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni" HOP_WIDE
 #define HOP_AVX512_BF16 HOP_AVX512 ",avx512bf16"
 #define HOP_AMX HOP_AVX512_BF16 ",amx-tile,amx-int8,amx-bf16"

@@ -183,6 +183,7 @@ int hop_convolve(
         case Level::avx512_bf16:
         case Level::avx512: return avx512::convolution(c);
         case Level::avx_vnni: return avx_vnni::convolution(c);
+        case Level::avx512_plain: return avx512_plain::convolution(c);
         case Level::avx2: return avx2::convolution(c);
 #elif defined(__AARCH64EL__)
 #if HOP_NEON_TARGETS

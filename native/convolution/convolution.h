@@ -112,6 +112,7 @@ inline int64_t Convolution::lhs_steps(Step* steps) const {
 
 namespace amx { int convolution(Convolution&); }
 namespace avx512 { int convolution(Convolution&); }
+namespace avx512_plain { int convolution(Convolution&); }
 namespace avx_vnni { int convolution(Convolution&); }
 namespace avx2 { int convolution(Convolution&); }
 namespace neon_i8mm { int convolution(Convolution&); }

@@ -32,6 +32,7 @@ namespace avx2 {
 #include "gemm/kept_groups.h"
 #include "gemm/loads_avx2.h"
 #include "gemm/each.h"
+#include "gemm/vectors_avx2.h"
 #include "gemm/numbers_avx2.h"
 #include "gemm/group_zeros_avx2.h"
 #include "gemm/narrow_tile.h"

@@ -19,6 +19,7 @@ namespace avx2 {
 #include "gemm/kept_groups.h"
 #include "gemm/each.h"
 #include "gemm/narrow_avx2.h"
+#include "gemm/vectors_avx2.h"
 #include "gemm/group_zeros_avx2.h"
 #include "gemm/narrow_tile.h"
 #include "gemm/tiles_of_rows_avx2.h"

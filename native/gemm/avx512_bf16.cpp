@@ -19,7 +19,7 @@ namespace avx512_bf16 {
 
 // Multiplies pairs of bfloat16 words directly.
 struct Pairs {
-    static constexpr int kLhsBytes = 2, kChains = 1;
+    static constexpr int kLhsBytes = 2;
 
     // [16 rows][2][32]: k 0 and 2 of each quad, then k 1 and 3; so the rows of two tiles have the same distance.
     static void lhs_tile(const uint8_t* tile, uint8_t* out) {

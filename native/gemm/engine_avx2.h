@@ -216,6 +216,7 @@ private:
         }
     }
 
+protected:
     int quads_;
     bool fetches_ = false;
 };

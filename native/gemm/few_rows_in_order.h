@@ -21,9 +21,7 @@ public:
     }
 
 private:
-    static constexpr int kChains = Products::kChains;
-    static constexpr int kTogether = kChains == 1 ? 6 : 3;  // rows whose sums fit in registers together with the tables
-    static constexpr int64_t kChunk = kChunkBytes / (4 * kTile);  // slices
+    static constexpr int kTogether = 6;  // rows whose sums fit in registers together with the tables
 
     template <bool Packed, class Numbers>
     static void by_rows(const Job& job, const Numbers words, const uint8_t* lhs, BlockScales& folds, int64_t n, float* sums) {
@@ -38,53 +36,41 @@ private:
         const bool has_fold = job.p.rhs.fold.format != HOP_NONE, as_they_lie = ks % kSlice == 0 || kSlice % ks == 0;
         const int vectors = ks < kSlice ? static_cast<int>(ks / 4) : kQuads;
         const uint8_t* rhs = tile_in_panel(job.p.rhs, job.rhs.codes, job.p.k, n * kBlock, 0);
-        __m512 c[kChains][N][2] = {};
+        __m512 c[N][2] = {};
         for (int64_t s = 0; s < job.slices; ++s, lhs += Products::kLhsBytes * kTile, rhs += bytes) {
-            if (s % kChunk == 0) add_up<N>(c);
             if (!has_fold) {
                 slice<N, Packed, false>(words, lhs, rhs, nullptr, kQuads, 0, c);
                 continue;
             }
             if (as_they_lie && (s + 1) * kSlice <= job.p.k) {
-                __m512 before[kChains][N][2];
+                __m512 before[N][2];
                 std::memcpy(before, c, sizeof(c));
                 if (slice<N, Packed, true>(words, lhs, rhs, folds.at(n * kBlock, s * kSlice), vectors, special_of(job), c)) continue;
                 std::memcpy(c, before, sizeof(c));
             }
             by_tiles<N>(job, lhs, folds, n, s, c);
         }
-        add_up<N>(c);
         for (int i = 0; i < N; ++i)
-            for (int half = 0; half < 2; ++half) _mm512_storeu_ps(sums + i * kBlock + half * kRows, c[0][i][half]);
+            for (int half = 0; half < 2; ++half) _mm512_storeu_ps(sums + i * kBlock + half * kRows, c[i][half]);
     }
 
     static int special_of(const Job& job) { return decoder(job.p.rhs.format)->special; }
 
-    // At the end of a chunk: adds the second chain to the first, and clears it.
-    template <int N>
-    static HOP_IN_REGISTERS void add_up(__m512 (&c)[kChains][N][2]) {
-        for (int i = 0; kChains == 2 && i < N; ++i)
-            for (int half = 0; half < 2; ++half) {
-                c[0][i][half] = _mm512_add_ps(c[0][i][half], c[kChains - 1][i][half]);
-                c[kChains - 1][i][half] = _mm512_setzero_ps();
-            }
-    }
-
     // Multiplies a slice with scales or values that `slice` does not support.
     template <int N>
-    static __attribute__((noinline)) void by_tiles(const Job& job, const uint8_t* lhs, BlockScales& folds, int64_t n, int64_t slice, __m512 (&c)[kChains][N][2]) {
+    static __attribute__((noinline)) void by_tiles(const Job& job, const uint8_t* lhs, BlockScales& folds, int64_t n, int64_t slice, __m512 (&c)[N][2]) {
         const Words words(job.p.rhs.format);
         alignas(64) uint8_t tiles[4 * kTile];
         for (int half = 0; half < 2; ++half)
             tile_of_words(job, words, folds, n * kBlock + half * kRows, slice, tiles + half * 2 * kTile);
         for (int quad = 0; quad < kQuads; ++quad)
-            for (int e = 0; e < 2; ++e) add_quad<Products>(lhs, tiles, quad, e, c[e % kChains]);
+            for (int e = 0; e < 2; ++e) add_quad<Products>(lhs, tiles, quad, e, c);
     }
 
     // Multiplies a slice; `vectors` quads share a fold for each column. Returns false if a folded word would be wrong:
     // infinities, NaN, and results that are not normal numbers.
     template <int N, bool Packed, bool Folded, class Numbers>
-    static HOP_IN_REGISTERS bool slice(const Numbers& words, const uint8_t* lhs, const uint8_t* rhs, const float* fold, int vectors, int special, __m512 (&c)[kChains][N][2]) {
+    static HOP_IN_REGISTERS bool slice(const Numbers& words, const uint8_t* lhs, const uint8_t* rhs, const float* fold, int vectors, int special, __m512 (&c)[N][2]) {
         constexpr bool halves = Numbers::kHalves;
         const __m512i magnitude = _mm512_set1_epi8(halves ? 7 : 127);
         __m512i most = _mm512_setzero_si512();
@@ -108,8 +94,8 @@ private:
                     word[half][0] = folded<halves>(word[half][0], f[half]);
                     word[half][1] = folded<halves>(word[half][1], f[half]);
                 }
-                Products::template add<N>(lhs, word[0][0], word[1][0], quad, 0, c[0]);
-                Products::template add<N>(lhs, word[0][1], word[1][1], quad, 1, c[kChains - 1]);
+                Products::template add<N>(lhs, word[0][0], word[1][0], quad, 0, c);
+                Products::template add<N>(lhs, word[0][1], word[1][1], quad, 1, c);
             }
         }
         if (!Folded) return true;

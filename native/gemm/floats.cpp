@@ -1,5 +1,5 @@
-// Products of float32 and float16 with quantized operands. The avx2 level multiplies in float32 and takes them like any
-// other operand; other levels compute the product with bfloat16.
+// Products of float32 and float16 with quantized operands. Levels avx2 to avx512_bf16 multiply in float32 and take them
+// like any other operand; other levels compute the product with bfloat16.
 //
 // A float32 number is exactly the sum of three bfloat16 numbers: its upper 8 bits, the next 8 and the last 8; a float16
 // number is the sum of two. The parts become additional rows of lhs, so that rhs is read once, and their results are
@@ -72,7 +72,7 @@ int hop_multiply_floats(
     const void* rhs_zero, const void* rhs_fold, float* output) {
     const hop_product& p = *product;
     const hop_scale none{HOP_NONE, 1, int64_t(1) << 62, int64_t(1) << 62, 0, 0};
-    if (level() == Level::avx2 || level() == Level::avx_vnni) {
+    if (level() >= Level::avx2 && level() <= Level::avx512_bf16) {
         hop_product whole = p;
         whole.lhs.scale = whole.lhs.fold = none;
         const hop_data left{lhs, nullptr, nullptr, nullptr, nullptr}, right{rhs_codes, rhs_scale, rhs_zero, rhs_fold, nullptr};

@@ -1,4 +1,5 @@
-// Float products with AVX2, in float32 with fused multiply-adds. Included in a namespace (isa.h), after numbers_avx2.h.
+// Float products in float32 with fused multiply-adds, with AVX2 or (V) wider vectors. Included in a namespace (isa.h),
+// after numbers_avx2.h.
 //
 // A tile of rhs is [64][16 columns] floats, a tile of lhs is [16 rows][64]. Products are added one by one in the order
 // of k, from the first k of the sum or of the group, so a sum depends neither on the other rows nor on the chunks.
@@ -48,20 +49,20 @@ public:
             int quad = 0;
             if (g.first) clear_rows(y, N, T);
             for (int64_t group = 0; group < g.groups; ++group) {
-                __m256 c[N][2 * T];
-                each_pair<N, 2 * T>([&](auto i, auto j) HOP_INLINED { c[i][j] = _mm256_setzero_ps(); });
+                V::Reals c[N][kPer * T];
+                each_pair<N, kPer * T>([&](auto i, auto j) HOP_INLINED { c[i][j] = V::zero(); });
                 for (int64_t of_group = slices < g.span ? slices : g.span; of_group > 0; --of_group) {
                     add_products<N, T>(left + quad * 4, right + quad * 4 * kRows, g.quads * 4, c);
                     quad += g.quads;
                     if (quad == kQuads) quad = 0, --slices, left += g.stride / sizeof(float), right += 2 * kTile;
                 }
                 const float *row_scale = g.lhs[group * g.lhs_step].scale + first, *scale = g.rhs[group].scale + tile * kRows;
-                each_pair<N, 2 * T>([&](auto i, auto j) HOP_INLINED {
-                    __m256 x = c[i][j];
-                    if (scaled) x = _mm256_mul_ps(x, _mm256_set1_ps(row_scale[i]));
-                    x = _mm256_mul_ps(x, _mm256_load_ps(scale + j * 8));
-                    float* own = y + i * kBlock + j * 8;
-                    _mm256_storeu_ps(own, _mm256_add_ps(_mm256_loadu_ps(own), x));
+                each_pair<N, kPer * T>([&](auto i, auto j) HOP_INLINED {
+                    V::Reals x = c[i][j];
+                    if (scaled) x = x * V::all(row_scale[i]);
+                    x = x * V::load(scale + j * kLanes);
+                    float* own = y + i * kBlock + j * kLanes;
+                    V::store(own, V::load(own) + x);
                 });
                 once();
             }
@@ -77,38 +78,37 @@ private:
             const auto* left = reinterpret_cast<const float*>(a) + first * kSlice;
             const auto* right = reinterpret_cast<const float*>(b) + tile * kTile;
             Sum* own = sums + first * kBlock + tile * kRows;
-            __m256 c[N][2 * T];
-            each_pair<N, 2 * T>([&](auto i, auto j) HOP_INLINED { c[i][j] = add ? _mm256_loadu_ps(own + i * kBlock + j * 8) : _mm256_setzero_ps(); });
+            V::Reals c[N][kPer * T];
+            each_pair<N, kPer * T>([&](auto i, auto j) HOP_INLINED { c[i][j] = add ? V::load(own + i * kBlock + j * kLanes) : V::zero(); });
             for (int64_t s = 0; s < slices; ++s, left += stride, right += 2 * kTile) {
                 add_products<N, T>(left, right, kSlice, c);
                 once();
             }
-            each_pair<N, 2 * T>([&](auto i, auto j) HOP_INLINED { _mm256_storeu_ps(own + i * kBlock + j * 8, c[i][j]); });
+            each_pair<N, kPer * T>([&](auto i, auto j) HOP_INLINED { V::store(own + i * kBlock + j * kLanes, c[i][j]); });
         });
     }
 
-    static constexpr int kMost = 6;  // rows at a time: 12 accumulator registers
+    static constexpr int kLanes = V::kLanes, kPer = kRows / kLanes;  // vectors of a row of a tile
 
-    // One or two rows use both tiles of a panel, more rows use one: at most twelve accumulators.
     template <class Body>
     static void blocks(int rows, Body body) {
         for (int tile = 0; tile < 2; ++tile)
-            in_row_blocks<kMost>(rows, [&](auto n, int first) {
-                constexpr int tiles = n.value <= 2 ? 2 : 1;
+            in_row_blocks<V::kMost>(rows, [&](auto n, int first) {
+                constexpr int tiles = n.value <= V::kBoth ? 2 : 1;
                 if (tile == 0 || tiles == 1) body(n, std::integral_constant<int, tiles>(), first, tile);
             });
     }
 
     // Adds products of N rows, one slice apart, and `count` (a multiple of 4) k of T adjacent tiles.
     template <int N, int T>
-    HOP_INLINED static inline void add_products(const float* a, const float* b, int count, __m256 (&c)[N][2 * T]) {
+    HOP_INLINED static inline void add_products(const float* a, const float* b, int count, V::Reals (&c)[N][kPer * T]) {
         for (int k = 0; k < count; k += 4, a += 4, b += 4 * kRows)
             each<4>([&](auto at) HOP_INLINED {
-                __m256 w[2 * T];
-                each<2 * T>([&](auto j) HOP_INLINED { w[j] = _mm256_load_ps(b + at * kRows + j / 2 * kTile + j % 2 * 8); });
+                V::Reals w[kPer * T];
+                each<kPer * T>([&](auto j) HOP_INLINED { w[j] = V::load(b + at * kRows + j / kPer * kTile + j % kPer * kLanes); });
                 each<N>([&](auto i) HOP_INLINED {
-                    const __m256 x = _mm256_broadcast_ss(a + i * kSlice + at);
-                    each<2 * T>([&](auto j) HOP_INLINED { c[i][j] = _mm256_fmadd_ps(x, w[j], c[i][j]); });
+                    const V::Reals x = V::all(a[i * kSlice + at]);
+                    each<kPer * T>([&](auto j) HOP_INLINED { c[i][j] = V::plus_product(c[i][j], x, w[j]); });
                 });
             });
     }

@@ -1,13 +1,10 @@
 // Float products with AVX-512. Included in a namespace (isa.h), after engine_avx512.h.
 //
-// The order in which products are added depends only on k, not on the number of rows. Each Numbers class has kChains
-// independent accumulators for each element; each chain adds a chunk's products in the order of k:
+// The order in which products are added depends only on k, not on the number of rows: each element has one accumulator,
+// to which `Numbers` adds a chunk's products in the order of k:
 //
 //     template <int N> add(a, left, right, quad, e, sums)
 //         products of rows of lhs and words of 32 columns: k 0 and 2 of a quad (e = 0), or k 1 and 3 (e = 1)
-//
-// A single chain adds both; with two chains each adds one, and the chains are added at the end of a chunk. Groups use
-// one chain.
 
 // For functions on arrays that must stay in registers: a call would spill them to memory.
 #define HOP_IN_REGISTERS inline __attribute__((always_inline))
@@ -18,7 +15,7 @@ HOP_IN_REGISTERS void add_quad(const uint8_t* a, const uint8_t* b, int quad, int
     Numbers::template add<N>(a, load512(b + e * kTile + quad * 64), load512(b + (2 + e) * kTile + quad * 64), quad, e, c);
 }
 
-// The Numbers of kept_groups and FewGroups: one chain for each element and group.
+// The Numbers of kept_groups and FewGroups.
 template <class Products>
 struct KeptFloats {
     using Vector = __m512;
@@ -71,69 +68,26 @@ public:
 
 private:
     static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at a time: 24 accumulators; bytes of one row
-    static constexpr int kChains = Numbers::kChains;
 
     template <int N, class Between>
     static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads,
                       Sum* sums, bool add, const Between& between) {
-        if constexpr (kChains * N <= kMost) {
-            __m512 c[kChains][N][2];
-            begin<N>(sums, add, c[0]);
-            for (int chain = 1; chain < kChains; ++chain) begin<N>(sums, false, c[chain]);
-            for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
-                for (int q = quad; q < quad + quads; ++q) {
-                    add_quad<Numbers>(a, b, q, 0, c[0]);
-                    add_quad<Numbers>(a, b, q, 1, c[kChains - 1]);
-                }
-                between();
-            }
-            if constexpr (kChains == 2) end<N>(c[0], c[1], sums);
-            else end<N>(c[0], sums);
-        } else {  // one chain after the other: the registers hold only one chain
-            __m512 c[N][2], first[N][2];
-            begin<N>(sums, add, c);
-            chain<N>(a, stride, b, slices, quad, quads, 0, c, between);
-            end<N>(c, sums);
-            begin<N>(sums, false, c);
-            chain<N>(a, stride, b, slices, quad, quads, 1, c, [] {});
-            begin<N>(sums, true, first);
-            end<N>(first, c, sums);
-        }
-    }
-
-    template <int N, class Between>
-    static HOP_IN_REGISTERS void chain(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads, int e,
-                      __m512 (&c)[N][2], const Between& between) {
-        for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
-            for (int q = quad; q < quad + quads; ++q) add_quad<Numbers>(a, b, q, e, c);
-            between();
-        }
-    }
-
-    template <int N>
-    static HOP_IN_REGISTERS void begin(const Sum* sums, bool add, __m512 (&c)[N][2]) {
+        __m512 c[N][2];
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {
             HOP_UNROLL
             for (int half = 0; half < 2; ++half)
                 c[i][half] = add ? _mm512_loadu_ps(sums + i * kBlock + half * kRows) : _mm512_setzero_ps();
         }
-    }
-    template <int N>
-    static HOP_IN_REGISTERS void end(const __m512 (&c)[N][2], Sum* sums) {
+        for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
+            for (int q = quad; q < quad + quads; ++q)
+                for (int e = 0; e < 2; ++e) add_quad<Numbers>(a, b, q, e, c);
+            between();
+        }
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {
             HOP_UNROLL
             for (int half = 0; half < 2; ++half) _mm512_storeu_ps(sums + i * kBlock + half * kRows, c[i][half]);
-        }
-    }
-    template <int N>
-    static HOP_IN_REGISTERS void end(const __m512 (&c)[N][2], const __m512 (&more)[N][2], Sum* sums) {
-        HOP_UNROLL
-        for (int i = 0; i < N; ++i) {
-            HOP_UNROLL
-            for (int half = 0; half < 2; ++half)
-                _mm512_storeu_ps(sums + i * kBlock + half * kRows, _mm512_add_ps(c[i][half], more[i][half]));
         }
     }
 

@@ -1,6 +1,6 @@
-// Zero points of groups of 4-bit codes, with AVX2. Included in a namespace (isa.h), after scales.h.
+// Zero points of groups of 4-bit codes. Included in a namespace (isa.h), after scales.h and vectors_avx2.h or _avx512.h.
 
-// The zero points of `Vectors` times eight rows of rhs, from row `first` on, 0 for missing rows. Groups are visited in
+// The zero points of `Vectors` times V::kLanes rows of rhs, from row `first` on, 0 for missing rows. Groups are visited in
 // order. If a row's zero points are contiguous, those of four groups are loaded at a time.
 template <int Vectors>
 class GroupZeros {
@@ -13,19 +13,19 @@ public:
         if (!is_stored_) load(0);
     }
 
-    void at(int64_t group, __m256i (&zeros)[Vectors]) {
+    void at(int64_t group, V::Words (&zeros)[Vectors]) {
         if (together_ ? group % 4 == 0 : is_stored_) load(group);
         for (int i = 0; i < Vectors; ++i) {
-            zeros[i] = _mm256_load_si256(reinterpret_cast<const __m256i*>(words_ + i * 8));
+            zeros[i] = V::words(words_ + i * V::kLanes);
             if (!together_) continue;
-            const __m256i top = _mm256_sll_epi32(zeros[i], _mm_cvtsi32_si128(24 - static_cast<int>(group % 4) * 8));
-            zeros[i] = is_signed_ ? _mm256_srai_epi32(top, 24) : _mm256_srli_epi32(top, 24);
+            const V::Words top = V::left(zeros[i], 24 - static_cast<int>(group % 4) * 8);
+            zeros[i] = is_signed_ ? V::signed_right(top, 24) : V::right(top, 24);
         }
     }
 
 private:
     HOP_ALONE void load(int64_t group) {
-        constexpr int64_t most = Vectors * 8;
+        constexpr int64_t most = Vectors * V::kLanes;
         const int64_t rows = rest_ < most ? rest_ : most;
         if (!together_) return load_zeros(job_.p.rhs, job_.rhs.zero, first_, rows, group * job_.group, words_);
         const int64_t stride = job_.p.rhs.scale.row_stride;
@@ -39,7 +39,7 @@ private:
     const Job& job_;
     int64_t first_, rest_;
     bool is_signed_, is_stored_ = false, together_ = false;
-    alignas(32) int32_t words_[Vectors * 8] = {};
+    alignas(64) int32_t words_[Vectors * V::kLanes] = {};
 };
 
 struct NoZeros {

@@ -1,4 +1,5 @@
-// Decodes codes to float32 with AVX2. Included in a namespace (isa.h), after pack_rhs.h and loads_avx2.h.
+// Decodes codes to float32 with AVX2, tiles with the vectors of V. Included in a namespace (isa.h), after pack_rhs.h,
+// loads_avx2.h and vectors_avx2.h or _avx512.h.
 
 // How bytes are decoded. 4-bit codes are first looked up as 8-bit integers, which for e2m1 are twice the value.
 enum class Bytes { signed_integers, unsigned_integers, e4m3, e5m2 };
@@ -16,13 +17,14 @@ inline void by_bytes(int format, Body body) {
     }
 }
 
-// The table of 4-bit codes as bytes.
-inline __m256i table_of(int format) {
+// The 4-bit codes as bytes.
+inline const int8_t* bytes_of_codes(int format) {
     static constexpr int8_t tables[3][16] = {{0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1},
                                              {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
                                              {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}};
-    return _mm256_broadcastsi128_si256(load128(tables[format == HOP_INT4 ? 0 : format == HOP_UINT4 ? 1 : 2]));
+    return tables[format == HOP_INT4 ? 0 : format == HOP_UINT4 ? 1 : 2];
 }
+inline __m256i table_of(int format) { return _mm256_broadcastsi128_si256(load128(bytes_of_codes(format))); }
 
 inline float unit_of(int format) { return format == HOP_E2M1 ? 0.5f : 1.f; }
 
@@ -57,45 +59,46 @@ inline bool has_subnormals() {
     return !(_mm_getcsr() & subnormals_are_zeros);
 }
 
-// The values of eight columns from four bytes of each, or (Packed) from eight 4-bit codes: int4, or table entries minus
-// a zero point.
+// The values of V::kLanes columns from four bytes of each, or (Packed) from eight 4-bit codes: int4, or table entries
+// minus a zero point.
 template <Bytes B, bool Packed, bool Table>
-struct Eight {
+struct Columns {
     static constexpr int kCodes = Packed ? 8 : 4;  // codes of a column
     static constexpr bool kFloats = are_floats(B), kTable = Table;
-    __m256i bytes[2];
+    V::Words bytes[2];
 
-    HOP_INLINED Eight(const uint8_t* from, __m256i table, __m256i less) {
-        bytes[0] = load256(from);
+    HOP_INLINED Columns() {}
+    HOP_INLINED Columns(const uint8_t* from, V::Words table, V::Words less) {
+        bytes[0] = V::words(from);
         if (!Table) return;
-        const __m256i nibble = _mm256_set1_epi8(15), high = _mm256_and_si256(_mm256_srli_epi16(bytes[0], 4), nibble);
-        bytes[1] = _mm256_sub_epi8(_mm256_shuffle_epi8(table, high), less);
-        bytes[0] = _mm256_sub_epi8(_mm256_shuffle_epi8(table, _mm256_and_si256(bytes[0], nibble)), less);
+        const V::Words nibble = V::each_byte(15), high = V::right(bytes[0], 4) & nibble;
+        bytes[1] = V::minus_bytes(V::looked_up(table, high), less);
+        bytes[0] = V::minus_bytes(V::looked_up(table, bytes[0] & nibble), less);
     }
 
     // 8-bit floats become float32 numbers with too small exponents, which are multiplied by 2^120 or 2^112. Those with
     // the smallest exponent are temporarily subnormal, so the CPU must process subnormals; NaN and infinities
     // become ordinary numbers.
-    HOP_INLINED __m256 number(int k) const {
+    HOP_INLINED V::Reals number(int k) const {
         constexpr bool narrow = Packed && !Table;
         const int up = narrow ? 28 - 8 * (k % 4) - 4 * (k / 4) : 24 - 8 * (k % 4);
-        const __m256i x = bytes[Table ? k / 4 : 0], top = up ? _mm256_slli_epi32(x, up) : x;
+        const V::Words x = bytes[Table ? k / 4 : 0], top = up ? V::left(x, up) : x;
         if constexpr (B == Bytes::e4m3) {
-            const __m256i bits = _mm256_and_si256(_mm256_srai_epi32(top, 4), _mm256_set1_epi32(static_cast<int>(0x87f00000)));
-            return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));
+            const V::Words bits = V::signed_right(top, 4) & V::each_word(static_cast<int>(0x87f00000));
+            return V::bits(bits) * V::all(0x1p120f);
         } else if constexpr (B == Bytes::e5m2) {
-            const __m256i bits = _mm256_and_si256(_mm256_srai_epi32(top, 3), _mm256_set1_epi32(static_cast<int>(0x8fe00000)));
-            return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p112f));
+            const V::Words bits = V::signed_right(top, 3) & V::each_word(static_cast<int>(0x8fe00000));
+            return V::bits(bits) * V::all(0x1p112f);
         } else if constexpr (B == Bytes::unsigned_integers) {
-            return _mm256_cvtepi32_ps(_mm256_srli_epi32(top, 24));
+            return V::numbers(V::right(top, 24));
         } else {
-            return _mm256_cvtepi32_ps(_mm256_srai_epi32(top, narrow ? 28 : 24));
+            return V::numbers(V::signed_right(top, narrow ? 28 : 24));
         }
     }
 };
 
 // Eight bytes, each repeated four times.
-inline __m256i each_byte(const uint8_t* bytes) {
+inline __m256i repeated(const uint8_t* bytes) {
     const __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
     return _mm256_mullo_epi32(words, _mm256_set1_epi32(0x01010101));
 }
@@ -103,20 +106,20 @@ inline __m256i each_byte(const uint8_t* bytes) {
 // Decodes a tile of packed codes to [64][16 rows] floats.
 template <Bytes B, bool Packed, bool Table, bool Folded>
 inline void packed_tile(int format, const uint8_t* codes, const PerQuads<uint8_t>& zeros, const PerQuads<float>& folds, float* out) {
-    using Codes = Eight<B, Packed, Table>;
-    const __m256i table = table_of(format);
-    const __m256 unit = _mm256_set1_ps(unit_of(format));
+    using Codes = Columns<B, Packed, Table>;
+    const V::Words table = V::table(bytes_of_codes(format));
+    const V::Reals unit = V::all(unit_of(format));
     for (int quad = 0; quad < kQuads; quad += Codes::kCodes / 4, codes += 64, out += Codes::kCodes * kRows) {
         HOP_UNROLL
-        for (int half = 0; half < 2; ++half) {
-            const __m256i less = Table && zeros.numbers ? each_byte(zeros.at(quad) + half * 8) : _mm256_setzero_si256();
-            __m256 fold = unit;
-            if (Folded && folds.numbers) fold = _mm256_mul_ps(unit, _mm256_loadu_ps(folds.at(quad) + half * 8));
-            const Codes eight(codes + half * 32, table, less);
+        for (int row = 0; row < kRows; row += V::kLanes) {
+            const V::Words less = Table && zeros.numbers ? V::four_times(V::words_of_bytes(zeros.at(quad) + row)) : V::no_bits();
+            V::Reals fold = unit;
+            if (Folded && folds.numbers) fold = unit * V::load(folds.at(quad) + row);
+            const Codes columns(codes + row * 4, table, less);
             HOP_UNROLL
             for (int k = 0; k < Codes::kCodes; ++k) {
-                const __m256 x = eight.number(k);
-                _mm256_store_ps(out + k * kRows + half * 8, Folded ? _mm256_mul_ps(x, fold) : x);
+                const V::Reals x = columns.number(k);
+                V::store(out + k * kRows + row, Folded ? x * fold : x);
             }
         }
     }
@@ -182,7 +185,7 @@ inline void tile_of_numbers(const Job& job, BlockScales& folds, int64_t first, i
             const __m256i table = table_of(o.format);
             for (int i = 0; i < kTile; i += 32) {
                 const __m256i own = _mm256_shuffle_epi8(table, load256(codes + i));
-                const __m256i less = zero.numbers ? each_byte(zero.at(i / 64) + i % 64 / 4) : _mm256_setzero_si256();
+                const __m256i less = zero.numbers ? repeated(zero.at(i / 64) + i % 64 / 4) : _mm256_setzero_si256();
                 _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + i), _mm256_sub_epi8(own, less));
             }
             return packed_tile<Bytes::signed_integers, false, false, true>(o.format, bytes, zero, fold, out);

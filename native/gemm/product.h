@@ -87,7 +87,8 @@ inline bool by_integers(const hop_product& p) { return is_integer(p.lhs.format) 
 // Integer and float products, for each instruction set.
 namespace amx { int integers(Job&); int floats(Job&); }
 namespace avx512_bf16 { int floats(Job&); }  // integers by avx512
-namespace avx512 { int integers(Job&); int floats(Job&); }
+namespace avx512 { int integers(Job&); }  // floats by avx512_plain
+namespace avx512_plain { int integers(Job&); int floats(Job&); }
 namespace avx_vnni { int integers(Job&); }  // floats by avx2
 namespace avx2 { int integers(Job&); int floats(Job&); }
 namespace neon_bf16 { int floats(Job&); }

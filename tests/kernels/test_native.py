@@ -101,7 +101,7 @@ def takes_native(x, w, bias=None, output=torch.float32) -> bool:
 
 @BUILT
 class TestLevels(unittest.TestCase):
-    @parameterized.expand([(level, *pair) for level in levels.OWN for pair in INTEGERS])
+    @parameterized.expand([(level, *pair) for level in native.LEVELS for pair in INTEGERS])
     @pytest.mark.quick(6)
     def test_integers(self, level, left, right):
         """Bit for bit the meaning, in every output, plain and packed."""
@@ -121,7 +121,7 @@ class TestLevels(unittest.TestCase):
     @parameterized.expand(
         [
             (level, left, right)
-            for level in levels.OWN
+            for level in native.LEVELS
             for left in ("INT8_ROW", "INT8_ROW_AFFINE")
             for right in ("INT4_32", "INT4_128", "UINT4_32_AFFINE", "UINT4_128_AFFINE")
         ]
@@ -140,7 +140,7 @@ class TestLevels(unittest.TestCase):
                 for form in (w, hop.pack(w)):
                     assert_bits(linear(x, form), want, f"{m}x{k}x{n}")
 
-    @parameterized.expand([(level, *pair) for level in levels.OWN for pair in FLOATS])
+    @parameterized.expand([(level, *pair) for level in native.LEVELS for pair in FLOATS])
     @pytest.mark.quick(7)
     def test_floats(self, level, left, right):
         """Within what sums in float32 allow, plain and packed."""
@@ -190,18 +190,17 @@ class TestLevels(unittest.TestCase):
                 off = (got - (exact @ wide.t() + add)).abs() > near
                 assert not (off & want.isfinite()).any()
 
-    @parameterized.expand(levels.OWN)
+    @parameterized.expand(native.LEVELS)
     def test_parts_of_many_rows(self, level):
-        """Cut into pieces of 1024 rows and what is left, with matrix units; elsewhere another way is faster."""
+        """At levels that split them, cut into pieces of 1024 rows and a rest."""
         torch.manual_seed(7)
         x, w = factors(torch.float32, "INT8_ROW", 2100, 512, 8)
         with levels.at(level):
             told = hop.explain(aten.linear.default, torch.float32, x, w)
-            if level in ("amx", "avx2", "avx_vnni", "avx512"):
+            if level.startswith("a"):
                 assert told.endswith("native product in parts: chosen")
             else:
-                most = 256 if level == "avx512_bf16" else 16
-                assert f"native product in parts: for at most {most} rows of torch.float32 on a CPU" in told
+                assert "native product in parts: for at most 16 rows of torch.float32 on a CPU" in told
             got = linear(x, w)
             assert scaled_oracles.ratio(got, array(x), array(hop.dequantize(w)).T, np.matmul, 512) <= 1
             assert torch.equal(linear(x[:1500], w), got[:1500])
@@ -231,7 +230,7 @@ class TestLevels(unittest.TestCase):
         assert torch.equal(compiled(x, w), linear(x, w))
         assert torch.equal(compiled(x[:3], w), linear(x[:3], w))
 
-    @parameterized.expand(levels.OWN)
+    @parameterized.expand(native.LEVELS)
     def test_few_rows_of_extreme_scales(self, level):
         """Products in range, of factors whose codes times the others' numbers leave it."""
         torch.manual_seed(5)
@@ -243,7 +242,7 @@ class TestLevels(unittest.TestCase):
             with levels.at(level):
                 assert scaled_oracles.ratio(linear(x, hop.pack(w)), a, b, np.matmul, 256) <= 1
 
-    @parameterized.expand([(level, name) for level in levels.OWN for name in ("MXFP8", "MXFP8_E5M2", "MXFP4", "NVFP4")])
+    @parameterized.expand([(level, name) for level in native.LEVELS for name in ("MXFP8", "MXFP8_E5M2", "MXFP4", "NVFP4")])
     def test_blocks_of_zeros(self, level, name):
         """Their scales are the least there are; other blocks count as ever, and what is all zeros gives zeros."""
         torch.manual_seed(4)
@@ -259,7 +258,7 @@ class TestLevels(unittest.TestCase):
                     assert scaled_oracles.ratio(got, a, b, np.matmul, 256) <= 1
                     assert not got[:, 7].any()
 
-    @parameterized.expand([(level, name) for level in levels.OWN for name in ("FP8_ROW", "FP8_E5M2_ROW", "MXFP8")])
+    @parameterized.expand([(level, name) for level in native.LEVELS for name in ("FP8_ROW", "FP8_E5M2_ROW", "MXFP8")])
     def test_subnormal_codes_where_subnormal_numbers_are_zeros(self, level, name):
         """Codes are numbers like others, whatever the CPU makes of subnormal float32 ones."""
         torch.manual_seed(3)
@@ -281,7 +280,7 @@ class TestLevels(unittest.TestCase):
                     a, b = array(x.float()), array(hop.dequantize(w)).T
                     assert scaled_oracles.ratio(got, a, b, np.matmul, 192) <= 1
 
-    @parameterized.expand(levels.OWN)
+    @parameterized.expand(native.LEVELS)
     def test_nasty_numbers(self, level):
         """NaN, infinities, the largest and the least codes and scales, where the meaning has them."""
         torch.manual_seed(2)
@@ -309,7 +308,7 @@ class TestLevels(unittest.TestCase):
                     off = (got.double() - want.double()).abs()[want.isfinite()]
                     assert (off <= 2 * bound[want.isfinite()]).all(), f"{left} x {right}: {off.max()}"
 
-    @parameterized.expand(levels.OWN)
+    @parameterized.expand(native.LEVELS)
     @pytest.mark.quick(3)
     def test_requantized(self, level):
         """Codes, by every convention, bit for bit."""
@@ -338,7 +337,7 @@ class TestLevels(unittest.TestCase):
                 for name, buffer in got.buffers().items():
                     assert_bits(buffer, array(want.buffers()[name]), f"{q} {name}")
 
-    @parameterized.expand(levels.OWN)
+    @parameterized.expand(native.LEVELS)
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     @pytest.mark.quick(2)
@@ -363,7 +362,7 @@ class TestLevels(unittest.TestCase):
             got = native_product.int_mm(a, b)
         assert torch.equal(got, (a.long() @ b.long()).to(torch.int32))
 
-    @parameterized.expand(levels.OWN)
+    @parameterized.expand(native.LEVELS)
     def test_overflow(self, level):
         """Sums beyond 2^31 are taken modulo 2^32."""
         a, b = torch.full((3, 140_000), -128, dtype=torch.int8), torch.full((140_000, 2), -128, dtype=torch.int8)
@@ -380,7 +379,7 @@ class TestTransposed(unittest.TestCase):
     """Codes of the right factor that lie as those of the transposed matrix are read as they lie."""
 
     @parameterized.expand(
-        [(level, q) for level in levels.OWN for q in ("INT8_ROW", "UINT8_TENSOR_AFFINE", "FP8_ROW", "MXFP8")]
+        [(level, q) for level in native.LEVELS for q in ("INT8_ROW", "UINT8_TENSOR_AFFINE", "FP8_ROW", "MXFP8")]
     )
     def test_linear_and_mm(self, level, name):
         torch.manual_seed(6)
@@ -564,18 +563,23 @@ class TestSafety(unittest.TestCase):
             done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
             assert done.returncode == 0, done.stderr
 
-    def test_same_kernels(self):
-        """Levels without kernels of their own run those of the one below."""
+    def test_every_level_is_described(self):
         assert set(levels.OTHERS) == {level for own in native.LEVELS_OF.values() for level in own}
-        assert set(levels.OWN) <= set(native.LEVELS)
-        torch.manual_seed(1)
-        x, w = factors("FP8_ROW", "FP8_ROW", 33, 192, 40)
-        for level in set(levels.HERE) - set(levels.OWN):
+
+    @parameterized.expand(itertools.product((torch.float32, torch.float16, "FP8_ROW"), ("FP8_ROW", "INT4_32", "INT8_ROW", "MXFP8")))
+    def test_same_bits_where_products_are_of_float32(self, left, right):
+        """The number of lanes does not change the order of sums."""
+        if left == "FP8_ROW" and right.startswith("INT"):
+            return
+        last = "avx512_vnni" if left == "FP8_ROW" else "avx512_bf16"
+        alike = [level for level in levels.HERE if native.LEVELS.index("avx2") <= native.LEVELS.index(level) <= native.LEVELS.index(last)]
+        for m in (1, 3, 16, 33):
+            x, w = factors(left, right, m, 192, 40)
             found = []
-            for other in (level, levels.HERE[levels.HERE.index(level) - 1]):
-                with native.use(other):
-                    found.append(linear(x, w))
-            assert torch.equal(*found)
+            for level in alike:
+                with native.use(level):
+                    found += [linear(x, w), linear(x, hop.pack(w))]
+            assert all(torch.equal(found[0], y) for y in found)
 
     def test_names(self):
         with pytest.raises(ValueError, match="path must be one of"), native.use("sse"):

@@ -110,7 +110,7 @@ def _drawn(seed: int) -> Call:
 @pytest.mark.quick(2)
 def test_random(seed: int) -> None:
     call = _drawn(seed)
-    for level in levels.OWN_HERE[::-1] if seed % 4 == 0 else levels.OWN_HERE[-1:]:
+    for level in levels.HERE[::-1] if seed % 4 == 0 else levels.HERE[-1:]:
         with levels.at(level):
             _same(call)
 
@@ -145,7 +145,7 @@ _CONVENTIONS = [
 ]
 
 
-@pytest.mark.parametrize("level", levels.OWN)
+@pytest.mark.parametrize("level", native.LEVELS)
 @pytest.mark.parametrize("convention", _CONVENTIONS, ids=str)
 @pytest.mark.parametrize("block", _BLOCKS)
 @pytest.mark.quick(3)
@@ -158,7 +158,7 @@ def test_codes(level: str, convention: Any, block: tuple[int, ...]) -> None:
             _same(_call(bias=bias, output=Quantizer(format, block, Static(affine=True, requantize=convention))))
 
 
-@pytest.mark.parametrize("level", levels.OWN)
+@pytest.mark.parametrize("level", native.LEVELS)
 @pytest.mark.quick(3)
 def test_read_in_place(level: str) -> None:
     """Kernels of one element over channels in whole slices, which lie last: any number of pixels, groups, and examples
@@ -273,7 +273,7 @@ def test_codes_halfway() -> None:
             _same(call._replace(output_scale=torch.tensor([[[[2 * step]]]])))
 
 
-@pytest.mark.parametrize("level", levels.OWN)
+@pytest.mark.parametrize("level", native.LEVELS)
 @pytest.mark.parametrize("lies", ["plain", "last", "cut"])
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (1, 7), (5, 5), (2, 3, 2)], ids=str)
 @pytest.mark.quick(3)
@@ -287,7 +287,7 @@ def test_plain_weights(level: str, lies: str, kernel: tuple[int, ...]) -> None:
         _same(_call(x, weight, None, (ones, ones), op=_OPS[len(kernel)]))
 
 
-@pytest.mark.parametrize("level", levels.OWN)
+@pytest.mark.parametrize("level", native.LEVELS)
 @pytest.mark.parametrize("output", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.quick(3)
 def test_large_results(level: str, output: torch.dtype) -> None:
@@ -298,7 +298,7 @@ def test_large_results(level: str, output: torch.dtype) -> None:
         _same(_call(x, weight, torch.randn(72), output=output))
 
 
-@pytest.mark.parametrize("level", levels.OWN)
+@pytest.mark.parametrize("level", native.LEVELS)
 def test_modulo(level: str) -> None:
     """Sums beyond 2^31 wrap around."""
     x = _operand(presets.UINT8_TENSOR, torch.full((1, 65600, 1, 1), 255, dtype=torch.uint8))
@@ -326,7 +326,7 @@ def _check_numbers(call: Call) -> None:
 
 
 @pytest.mark.parametrize("format", [INT4, TERNARY], ids=str)
-@pytest.mark.parametrize("level", levels.OWN)
+@pytest.mark.parametrize("level", native.LEVELS)
 def test_narrow_weights(format: Any, level: str) -> None:
     weight = hop.quantize(Quantizer(format, (1, -1, -1, -1)), torch.randn(40, 64, 3, 3))
     for t in (weight, hop.pack(weight)) if format == INT4 else (weight,):

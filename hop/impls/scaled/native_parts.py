@@ -1,7 +1,7 @@
 """scaled with native kernels: float32 or float16 times quantized values.
 
-A float32 value is exactly the sum of three bfloat16 values, and a float16 value of two. At level avx2 both are
-multiplied without splitting (native/gemm/floats.cpp).
+Levels avx2 to avx512_bf16 multiply in float32. At others, a float32 value is split into three bfloat16 values, of which
+it is exactly the sum, and a float16 value into two (native/gemm/floats.cpp).
 """
 
 import math
@@ -21,10 +21,9 @@ from hop.kernels.cpu import product as native_product
 from hop.kernels.cpu.native import library
 
 _PARTS = {torch.float32: 3, torch.float16: 2}
-# Row limits: up to these a split product is not slower than one of dequantized values.
-_ANY = dict.fromkeys(_PARTS, math.inf)
-_MOST = {"amx": _ANY, "avx2": _ANY, "avx_vnni": _ANY, "avx512": _ANY, "avx512_bf16": _ANY | {torch.float32: 256}}
-_FEW = {torch.float32: 16, torch.float16: 16}  # other levels: with few rows, reading the weight dominates
+_FAST = ("avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+"""Levels at which this product is not slower than one of dequantized values, whatever the number of rows."""
+_FEW = 16  # rows up to which this is so at other levels, as reading the weight dominates
 
 
 def _prepare(call: Call) -> Plan:
@@ -39,9 +38,8 @@ def _prepare(call: Call) -> Plan:
     rows = math.prod(tracing.hints(lhs.shape[:-1]))  # type: ignore[arg-type]
     if rows == 0 or 0 in call.find(RHS).shape:
         raise Declined("the result is empty")
-    most = _MOST.get(library().path, _FEW)[lhs.dtype]
-    if rows > most:
-        raise Declined(f"for at most {most} rows of {lhs.dtype} on a CPU of level {library().path}")
+    if rows > _FEW and library().path not in _FAST:
+        raise Declined(f"for at most {_FEW} rows of {lhs.dtype} on a CPU of level {library().path}")
     words = form.description.replace("lhs bfloat16", f"lhs {native_product.name(lhs)}", 1)
     right, places, n = native.reader(call, RHS, form.rhs), call.roles.roles, call.find(RHS).shape[along]
     i, j = places.index(LHS), places.index(RHS)

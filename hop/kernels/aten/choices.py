@@ -17,7 +17,7 @@ from hop.numerics.spelling import JsonObject
 FILE = Path(__file__).with_name("product_choices.json")
 KINDS = ("mm", "linear", "bmm", "int16")
 """Matrices of bytes; the same with contiguous columns of the right factor; batches of bytes; and any with int16."""
-_ROW_OF = {"avx512": "avx2", "avx_vnni": "avx2"}  # avx512 uses the kernels of avx2; avx_vnni has not been measured
+_ROW_OF = {"avx512": "avx2", "avx_vnni": "avx2"}  # these two have not been measured
 
 
 @functools.cache

@@ -7,9 +7,9 @@ missing:
     portable     any CPU
     avx2         AVX2 and FMA
     avx_vnni     dot products of bytes (AVX-VNNI); otherwise the kernels of avx2
-    avx512       AVX-512 F, BW, DQ and VL; uses the kernels of avx2
-    avx512_vnni  VNNI and VBMI
-    avx512_bf16  bfloat16 products; separate kernels for floats, otherwise those of avx512_vnni
+    avx512       AVX-512 F, BW, DQ and VL: wider products and convolutions; otherwise the kernels of avx2
+    avx512_vnni  VNNI and VBMI; the float products of avx512
+    avx512_bf16  bfloat16 products; otherwise the kernels of avx512_vnni
     amx          matrix tiles of int8 and bfloat16
 
 On AArch64, by the names of Arm's features:
