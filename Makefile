@@ -34,8 +34,14 @@ $(VENV)/torch: $(VENV)/tools
 	@$(PIP) torch numpy
 	@touch $@
 
+# The native kernels of a checkout are for its CPU (native/build.cmake).
+CPU := $(if $(shell grep -om1 avx512f /proc/cpuinfo 2>/dev/null),with-avx512,without-avx512)
+$(VENV)/$(CPU): $(VENV)/tools
+	@rm -f $(VENV)/with*-avx512
+	@touch $@
+
 # Without a compiler pip goes on, and `hop info` says why there are no native kernels.
-$(VENV)/base: $(VENV)/torch pyproject.toml CMakeLists.txt $(wildcard native/*.* native/*/*)
+$(VENV)/base: $(VENV)/torch $(VENV)/$(CPU) pyproject.toml CMakeLists.txt $(wildcard native/*.* native/*/*)
 	@echo "set-up: native kernels, for which a compiler works some minutes the first time"
 	@$(CMAKE) -P native/build.cmake
 	@echo "set-up: hop"

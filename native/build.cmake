@@ -13,6 +13,18 @@ elseif(HOP_STATE)
     set(place ${CMAKE_INSTALL_PREFIX}/hop)
 endif()
 
+# A checkout is for this machine: without AVX-512, leaving out the code for it halves the time of a build. What is
+# installed or packed may run elsewhere, and has all code.
+if(NOT DEFINED ENV{HOP_AVX512})
+    set(ENV{HOP_AVX512} ON)
+    if((HOP_STATE STREQUAL editable OR NOT HOP_STATE) AND EXISTS /proc/cpuinfo)
+        file(STRINGS /proc/cpuinfo found REGEX avx512f LIMIT_COUNT 1)
+        if(NOT found)
+            set(ENV{HOP_AVX512} OFF)
+        endif()
+    endif()
+endif()
+
 # All settings come from the environment, which CMake only reads in an empty folder, so changed settings need a fresh
 # build.
 if(NOT CMAKE_GENERATOR)
@@ -22,7 +34,7 @@ endif()
 set(ENV{NINJA_STATUS} "native kernels, %f of %t: ")
 set(settings "")
 foreach(name IN ITEMS CMAKE_GENERATOR CMAKE_TOOLCHAIN_FILE CMAKE_OSX_ARCHITECTURES CMAKE_BUILD_TYPE CXX CXXFLAGS LDFLAGS
-        MACOSX_DEPLOYMENT_TARGET)
+        MACOSX_DEPLOYMENT_TARGET HOP_AVX512)
     if(${name})
         set(ENV{${name}} "${${name}}")
     endif()
@@ -47,7 +59,8 @@ function(run)
     set(said "${output}" PARENT_SCOPE)
 endfunction()
 
-run(${CMAKE_COMMAND} -S ${root} -B ${build} --log-level=NOTICE -DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM} ${fresh})
+run(${CMAKE_COMMAND} -S ${root} -B ${build} --log-level=NOTICE -DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM}
+    -DHOP_AVX512=$ENV{HOP_AVX512} ${fresh})
 if(failed)
     file(REMOVE ${build}/settings.txt)
 else()

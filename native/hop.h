@@ -17,6 +17,7 @@ HOP_API int hop_version();
 // Instruction levels, as in common/cpu.h. hop_use_level returns the previous level.
 HOP_API int hop_best_level();
 HOP_API int hop_has_level(int level);  // a level below the best may be missing: AVX-VNNI
+HOP_API int hop_lacks_avx512();  // whether the CPU has AVX-512 but this build has no code for it
 HOP_API int hop_use_level(int level);
 
 // Whether one or two rows of floats may be summed in a different order than more rows where that is faster: on CPUs

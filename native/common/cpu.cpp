@@ -51,12 +51,15 @@ bool has_avx_vnni() {
     return Features(0).a >= 1 && (Features(1).a >> 4 & 1) != 0;  // subleaf 0: the number of the last one
 }
 
+bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+
 Cpu detect() {
     __builtin_cpu_init();
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) return HOP_PORTABLE;
-    const bool plain = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (!plain) return has_avx_vnni() ? HOP_AVX_VNNI : HOP_AVX2;
+    if (!HOP_HAS_AVX512 || !has_avx512()) return has_avx_vnni() ? HOP_AVX_VNNI : HOP_AVX2;
     if (!(__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni"))) return HOP_AVX512_PLAIN;
     if (!__builtin_cpu_supports("avx512bf16")) return HOP_AVX512_VNNI;
     return has_amx() ? HOP_AMX_TILES : HOP_AVX512_BF16;
@@ -130,8 +133,16 @@ bool reorders_few_rows() { return reorders.load(std::memory_order_relaxed) != 0;
 
 }  // namespace hop
 
-int hop_version() { return 14; }
+int hop_version() { return 15; }
 int hop_best_level() { return hop::best_cpu(); }
+int hop_lacks_avx512() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    return !HOP_HAS_AVX512 && hop::has_avx512();
+#else
+    return 0;
+#endif
+}
 int hop_has_level(int level) { return hop::has(level); }
 int hop_use_level(int level) { return hop::asked.exchange(level); }
 int hop_reorder_few_rows(int yes) { return hop::reorders.exchange(yes != 0); }

@@ -21,12 +21,12 @@
 #define HOP_WIDE ",prefer-vector-width=512"
 #endif
 
-#define HOP_AVX2 "avx2,fma,f16c"
-#define HOP_AVX_VNNI HOP_AVX2 ",avxvnni"
-#define HOP_AVX512_PLAIN HOP_AVX2 ",avx512f,avx512bw,avx512dq,avx512vl"
-#define HOP_AVX512 "bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni" HOP_WIDE
-#define HOP_AVX512_BF16 HOP_AVX512 ",avx512bf16"
-#define HOP_AMX HOP_AVX512_BF16 ",amx-tile,amx-int8,amx-bf16"
+#define HOP_TARGET_AVX2 "avx2,fma,f16c"
+#define HOP_TARGET_AVX_VNNI HOP_TARGET_AVX2 ",avxvnni"
+#define HOP_TARGET_AVX512_PLAIN HOP_TARGET_AVX2 ",avx512f,avx512bw,avx512dq,avx512vl"
+#define HOP_TARGET_AVX512 "bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni" HOP_WIDE
+#define HOP_TARGET_AVX512_BF16 HOP_TARGET_AVX512 ",avx512bf16"
+#define HOP_TARGET_AMX HOP_TARGET_AVX512_BF16 ",amx-tile,amx-int8,amx-bf16"
 
 // AArch64: extensions of NEON, which all of these CPUs have. Older compilers declare these instructions only if the
 // whole file is compiled for them; they get no level above `neon`.

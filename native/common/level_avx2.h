@@ -7,7 +7,7 @@
 #define HOP_IN_AVX2
 #define HOP_HEADER(path) HOP_NAME_OF(path##_avx2.h)
 #define HOP_WIDE_OR_PLAIN(path) HOP_NAME_OF(path##_plain.h)
-HOP_BEGIN_TARGET(HOP_AVX2)
+HOP_BEGIN_TARGET(HOP_TARGET_AVX2)
 namespace hop {
 namespace avx2 {
 #include HOP_CODE

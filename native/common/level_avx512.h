@@ -1,5 +1,7 @@
 // Compiles HOP_CODE for AVX-512 (level.h).
-#if defined(__x86_64__)
+#include "common/cpu.h"
+
+#if HOP_HAS_AVX512
 #include <immintrin.h>
 
 #include "common/level.h"
@@ -7,7 +9,7 @@
 #define HOP_IN_AVX512
 #define HOP_HEADER(path) HOP_NAME_OF(path##_avx512.h)
 #define HOP_WIDE_OR_PLAIN(path) HOP_NAME_OF(path##_avx512.h)
-HOP_BEGIN_TARGET(HOP_AVX512)
+HOP_BEGIN_TARGET(HOP_TARGET_AVX512)
 namespace hop {
 namespace avx512 {
 #include HOP_CODE

@@ -7,7 +7,7 @@
 #define HOP_IN_AVX_VNNI
 #define HOP_HEADER(path) HOP_NAME_OF(path##_avx_vnni.h)
 #define HOP_WIDE_OR_PLAIN(path) HOP_NAME_OF(path##_plain.h)
-HOP_BEGIN_TARGET(HOP_AVX_VNNI)
+HOP_BEGIN_TARGET(HOP_TARGET_AVX_VNNI)
 namespace hop {
 namespace avx_vnni {
 #include HOP_CODE

@@ -7,12 +7,12 @@
 #include "hop.h"
 #include "common/parallel.h"
 
-#if defined(__x86_64__)
+#if HOP_HAS_AVX512
 #include <immintrin.h>
 
 #include "common/isa.h"
 
-HOP_BEGIN_TARGET(HOP_AMX)
+HOP_BEGIN_TARGET(HOP_TARGET_AMX)
 namespace hop {
 namespace amx {
 
@@ -62,7 +62,7 @@ double timed(int threads, Work work) {
 }  // namespace
 
 double hop_peak(int threads) {
-#if defined(__x86_64__)
+#if HOP_HAS_AVX512
     if (hop::level() == hop::Level::amx) {
         constexpr int64_t count = 200000;
         std::atomic<int> team{1};

@@ -1,7 +1,7 @@
 // Convolutions with the AMX matrix unit.
 #include "convolution/convolution.h"
 
-#if defined(__x86_64__)
+#if HOP_HAS_AVX512
 #include <immintrin.h>
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 #include "common/isa.h"
 
-HOP_BEGIN_TARGET(HOP_AMX)
+HOP_BEGIN_TARGET(HOP_TARGET_AMX)
 namespace hop {
 namespace amx {
 

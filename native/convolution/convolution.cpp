@@ -178,12 +178,14 @@ int hop_convolve(
     const bool vnni = level() == Level::avx512 || level() == Level::avx512_bf16;
     c.plan(level() == Level::amx ? Windows::all : vnni ? Windows::flat : Windows::none);
     switch (level()) {
-#if defined(__x86_64__)
+#if HOP_HAS_AVX512
         case Level::amx: return amx::convolution(c);
         case Level::avx512_bf16:
         case Level::avx512: return avx512::convolution(c);
-        case Level::avx_vnni: return avx_vnni::convolution(c);
         case Level::avx512_plain: return avx512_plain::convolution(c);
+#endif
+#if defined(__x86_64__)
+        case Level::avx_vnni: return avx_vnni::convolution(c);
         case Level::avx2: return avx2::convolution(c);
 #elif defined(__AARCH64EL__)
 #if HOP_NEON_TARGETS

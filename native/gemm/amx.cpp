@@ -1,7 +1,7 @@
 // Products with the AMX matrix unit: int8 and bfloat16.
 #include "gemm/product.h"
 
-#if defined(__x86_64__)
+#if HOP_HAS_AVX512
 #include <immintrin.h>
 
 #include <atomic>
@@ -10,7 +10,7 @@
 #include "common/cpu.h"
 #include "common/isa.h"
 
-HOP_BEGIN_TARGET(HOP_AMX)
+HOP_BEGIN_TARGET(HOP_TARGET_AMX)
 namespace hop {
 namespace amx {
 

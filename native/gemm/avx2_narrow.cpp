@@ -11,7 +11,7 @@
 
 #include "common/isa.h"
 
-HOP_BEGIN_TARGET(HOP_AVX2)
+HOP_BEGIN_TARGET(HOP_TARGET_AVX2)
 namespace hop {
 namespace avx2 {
 

@@ -1,7 +1,7 @@
 // Integer products with AVX-512 VNNI.
 #include "gemm/product.h"
 
-#if defined(__x86_64__)
+#if HOP_HAS_AVX512
 #include <immintrin.h>
 
 #include <atomic>
@@ -10,7 +10,7 @@
 
 #include "common/isa.h"
 
-HOP_BEGIN_TARGET(HOP_AVX512)
+HOP_BEGIN_TARGET(HOP_TARGET_AVX512)
 namespace hop {
 namespace avx512 {
 

@@ -1,7 +1,7 @@
 // Float products with AVX-512's bfloat16 dot products. Integer products are in avx512.cpp.
 #include "gemm/product.h"
 
-#if defined(__x86_64__)
+#if HOP_HAS_AVX512
 #include <immintrin.h>
 
 #include <atomic>
@@ -10,7 +10,7 @@
 
 #include "common/isa.h"
 
-HOP_BEGIN_TARGET(HOP_AVX512_BF16)
+HOP_BEGIN_TARGET(HOP_TARGET_AVX512_BF16)
 namespace hop {
 namespace avx512_bf16 {
 

@@ -11,7 +11,7 @@
 
 #include "common/isa.h"
 
-HOP_BEGIN_TARGET(HOP_AVX_VNNI)
+HOP_BEGIN_TARGET(HOP_TARGET_AVX_VNNI)
 namespace hop {
 namespace avx_vnni {
 

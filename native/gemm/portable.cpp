@@ -20,7 +20,7 @@ int floats(Job& job) { return Multiplication<Portable<Bfloat16>>(job).run(); }
 
 void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice,
                uint8_t* tile) {
-#if defined(__x86_64__)
+#if HOP_HAS_AVX512
     if (level() >= Level::avx512) return avx512::pack_tile(o, codes, rows, k, first, slice, tile);
 #endif
     const uint8_t* made = portable::tile_of_codes(o, codes, rows, k, first, slice, tile);

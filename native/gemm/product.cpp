@@ -91,14 +91,16 @@ int multiply(Job& job) {
         return portable::few_sums(job), HOP_OK;
     }
     const bool integers = by_integers(job.p);
-    const bool exact = job.p.lhs.format != HOP_FLOAT32 && job.p.lhs.format != HOP_FLOAT16;  // as bfloat16
     switch (level()) {
-#if defined(__x86_64__)
+#if HOP_HAS_AVX512
         case Level::amx: return integers ? amx::integers(job) : amx::floats(job);
         case Level::avx512_bf16:
-            return integers ? avx512::integers(job) : exact ? avx512_bf16::floats(job) : avx512_plain::floats(job);
+            if (job.p.lhs.format == HOP_FLOAT32 || job.p.lhs.format == HOP_FLOAT16) return avx512_plain::floats(job);
+            return integers ? avx512::integers(job) : avx512_bf16::floats(job);
         case Level::avx512: return integers ? avx512::integers(job) : avx512_plain::floats(job);
         case Level::avx512_plain: return integers ? avx512_plain::integers(job) : avx512_plain::floats(job);
+#endif
+#if defined(__x86_64__)
         case Level::avx_vnni: return integers ? avx_vnni::integers(job) : avx2::floats(job);
         case Level::avx2: return integers ? avx2::integers(job) : avx2::floats(job);
 #elif defined(__AARCH64EL__)

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "common/cpu.h"
 #include "hop.h"
 #include "common/parallel.h"
 

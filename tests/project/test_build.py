@@ -16,6 +16,13 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("hop", "cutlass_kernels")
 SOURCES = ("CMakeLists.txt", "native/build.cmake", "pyproject.toml", "README.md", "LICENSE", ".gitignore")
 GOOD = 'extern "C" __attribute__((visibility("default"))) int hop_version() { return 0; }\n'
+LEVELS = """extern "C" __attribute__((visibility("default"))) const char hop_levels[] =
+#ifdef HOP_WITHOUT_AVX512
+    "without AVX-512";
+#else
+    "with AVX-512";
+#endif
+"""
 BAD = "int wrong() { return missing; }\n"
 HOOK = "import sys, scikit_build_core.build as backend; print(getattr(backend, sys.argv[1])(sys.argv[2]))"
 
@@ -95,6 +102,48 @@ def test_wheel(project):
     assert found == {f for f in sources if "_native." not in f and "__pycache__" not in f} | {"hop/_native.abi3.so"}
     assert {"hop/py.typed", "hop/report/page.html", "hop/export/golden/files/hop_vectors.h"} <= found
     assert "have version 0" in str(native.load(library.parent)[1])
+
+
+@pytest.mark.compiler
+@pytest.mark.full
+def test_levels_of_builds(project):
+    """A checkout has code for its CPU, what is packed for all; both as asked."""
+    library = project / "hop" / "_native.abi3.so"
+    has = "avx512f" in Path("/proc/cpuinfo").read_text()
+    for asked, want in (({}, has), ({"HOP_AVX512": "OFF"}, False), ({"HOP_AVX512": "ON"}, True)):
+        build(project, "editable", LEVELS, **asked)
+        assert (b"without AVX-512" in library.read_bytes()) is not want
+    with ZipFile(build(project, "wheel", LEVELS)[1]) as archive:
+        assert b"without AVX-512" not in archive.read("hop/_native.abi3.so")
+
+
+USES = """
+import hop, torch
+from hop.kernels.cpu.native import library
+a, b = torch.full((2, 64), 127, dtype=torch.int8), torch.full((64, 64), 127, dtype=torch.int8)
+y = hop.out_dtype(torch.ops.aten.mm.default, torch.int32, a, b)
+print(library().file, library().missing, library().levels(), y.unique().item())
+"""
+
+
+@pytest.mark.compiler
+@pytest.mark.full
+@pytest.mark.skipif("avx512" not in native.library().levels(), reason="here all builds leave AVX-512 out")
+def test_kernels_without_avx512(project):
+    """Built for another CPU, they run on this one, and say so."""
+    shutil.copytree(ROOT / "native", project / "native", dirs_exist_ok=True)
+    build(project, "editable", None, HOP_AVX512="OFF")
+    done = subprocess.run(
+        [sys.executable, "-c", USES],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(project)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(project)) and "'avx512'" not in done.stdout and "'avx2'" in done.stdout
+    assert done.stdout.split()[-1] == str(64 * 127 * 127)
+    assert "built on a CPU without AVX-512" in done.stderr
 
 
 def test_without_cmake_errors():

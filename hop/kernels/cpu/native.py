@@ -25,6 +25,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -39,8 +40,9 @@ from hop.dispatch import plan
 from hop.dispatch.kernel import Declined
 from hop.kernels.cpu import operators as native_operators
 
+_logger = logging.getLogger("hop")
 _PLAIN = (Tensor, torch.nn.Parameter)
-_VERSION = 14  # of the C interface
+_VERSION = 15  # of the C interface
 LEVELS_OF = {
     "x86_64": ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"),
     "aarch64": ("portable", "neon", "neon_dotprod", "neon_i8mm", "neon_bf16"),
@@ -67,6 +69,12 @@ class Library:
         self.off, self.path = False, _OFF
         self.file: str | None = None if self.functions is None else self.functions._name
         if self.functions is not None:
+            if self.functions.hop_lacks_avx512():
+                _logger.warning(
+                    "the native kernels were built on a CPU without AVX-512, which this CPU has: level %s is used; for "
+                    "faster kernels, build again (make, or cmake -P native/build.cmake)",
+                    self.best,
+                )
             asked = os.environ.get("HOP_NATIVE") or LEVELS[self.functions.hop_best_level()]
             self.set(self.checked(asked, "environment variable HOP_NATIVE"))
             said = os.environ.get(_REORDER, "0")
