@@ -11,7 +11,7 @@ public:
         if (job.p.m > V::kFew) return false;
         if (o.format == HOP_UINT8 || o.format == HOP_E5M2 || (o.format == HOP_E4M3 && !has_subnormals())) return false;
         if (o.fold.format == HOP_NONE) return true;
-        return o.format != HOP_UINT4 && !job.grouped() && job.p.k % kSlice == 0 && (ks % kSlice == 0 || (kSlice % ks == 0 && ks % 8 == 0));
+        return o.format != HOP_UINT4 && !job.grouped() && job.p.k > 0 && job.p.k % kSlice == 0 && (ks % kSlice == 0 || (kSlice % ks == 0 && ks % 8 == 0));
     }
 
     // Multiplies `rows` rows of lhs by panel n into y (rows x 32): plain sums, or scaled sums of groups. Returns false
