@@ -34,10 +34,10 @@ $(VENV)/torch: $(VENV)/tools
 	@$(PIP) torch numpy
 	@touch $@
 
-# The native kernels of a checkout are for its CPU (native/build.cmake).
-CPU := $(if $(shell grep -om1 avx512f /proc/cpuinfo 2>/dev/null),with-avx512,without-avx512)
+# The native kernels of a checkout are for its CPU, or what HOP_AVX512 says (native/build.cmake).
+CPU := avx512-$(or $(HOP_AVX512),$(if $(shell grep -om1 avx512f /proc/cpuinfo 2>/dev/null),ON,OFF))
 $(VENV)/$(CPU): $(VENV)/tools
-	@rm -f $(VENV)/with*-avx512
+	@rm -f $(VENV)/avx512-*
 	@touch $@
 
 # Without a compiler pip goes on, and `hop info` says why there are no native kernels.
@@ -183,7 +183,7 @@ test-aarch64: $(AARCH64_CPUS:%=aarch64-on-%) ## native kernels for AArch64 again
 # The library looks for libtorch_cpu.so in the process.
 wheel: $(VENV)/wheel ## a wheel for x86-64 Linux, any Python and each torch that is supported, into dist/
 	@rm -rf build/wheel dist
-	@$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@HOP_AVX512=ON $(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	@PATH="$(abspath $(VENV))/bin:$$PATH" auditwheel repair --exclude libtorch_cpu.so --wheel-dir dist build/wheel/*.whl
 	@ls -l dist
 

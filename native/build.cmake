@@ -1,4 +1,4 @@
-# Builds the native kernels in build/native, and copies the library to hop/, or, if the build fails, writes _native.txt
+# Builds the native kernels in a folder of build/, and copies the library to hop/, or, if the build fails, writes _native.txt
 # with the output of CMake and the compiler. An installation (CMakeLists.txt) continues in either case; hop/ is then the
 # installed folder. Without an installation it is that of this checkout:
 #     cmake -P native/build.cmake
@@ -13,16 +13,19 @@ elseif(HOP_STATE)
     set(place ${CMAKE_INSTALL_PREFIX}/hop)
 endif()
 
-# A checkout is for this machine: without AVX-512, leaving out the code for it halves the time of a build. What is
-# installed or packed may run elsewhere, and has all code.
-if(NOT DEFINED ENV{HOP_AVX512})
+# A checkout is built for this machine: if the CPU lacks AVX-512, leaving out the code for it halves the time. Wheels and
+# plain installs may run elsewhere, so they contain everything.
+if("$ENV{HOP_AVX512}" STREQUAL "")
     set(ENV{HOP_AVX512} ON)
     if((HOP_STATE STREQUAL editable OR NOT HOP_STATE) AND EXISTS /proc/cpuinfo)
-        file(STRINGS /proc/cpuinfo found REGEX avx512f LIMIT_COUNT 1)
-        if(NOT found)
+        file(STRINGS /proc/cpuinfo flags REGEX "^flags" LIMIT_COUNT 1) # of x86
+        if(flags AND NOT flags MATCHES avx512f)
             set(ENV{HOP_AVX512} OFF)
         endif()
     endif()
+endif()
+if(NOT $ENV{HOP_AVX512})
+    set(build ${build}-without-avx512) # so that neither build undoes the other
 endif()
 
 # All settings come from the environment, which CMake only reads in an empty folder, so changed settings need a fresh

@@ -20,7 +20,7 @@ from hop.kernels.cpu import native
 HERE = native.library().levels()
 BEST = HERE[-1] if HERE else "off"
 OWN = tuple(level for level in native.LEVELS if level != "avx512")
-"""The levels with kernels other than products and convolutions."""
+"""Levels to test apart from products and convolutions; in the rest, avx512 runs the code of avx2."""
 OWN_HERE = tuple(level for level in OWN if level in HERE)
 
 # What makes PyTorch, oneDNN and MKL (on CPUs of Intel) take the CPU for one of a level.

@@ -20,7 +20,7 @@ def register_value(cls: type) -> None:
     it uses to recognize the proxies that it traces such values as; `patches.opaque_values` makes it trace the values.
     """
     if not is_ours(cls):
-        FOREIGN[cls.__qualname__] = (cls, secrets.token_hex(8))
+        FOREIGN[cls.__qualname__] = secrets.token_hex(8)
     # A class that is defined again, as in a notebook, replaces the first one of that name.
     core: Any = torch._C
     name = f"{cls.__module__}.{cls.__qualname__}"
@@ -38,8 +38,8 @@ def register_value(cls: type) -> None:
 
 
 PACKAGE = __name__.partition(".")[0]
-FOREIGN: dict[str, tuple[type, str]] = {}
-"""Classes of values defined outside of this package, whose code `sources` does not cover, and a random number each."""
+FOREIGN: dict[str, str] = {}
+"""A random number for each class of values that is defined outside of this package, whose code no digest covers."""
 STATE: list[Callable[[], str]] = []
 """Functions that describe what the lowering of our operators depends on, other than sources, such as the CPU level.
 
@@ -76,7 +76,8 @@ def program_key(lowers_values: bool = True) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-_ELSEWHERE = ("HOP_NATIVE", "HOP_CACHE_DIR")  # the CPU level is in STATE, and a folder of files changes no program
+_ELSEWHERE = ("HOP_NATIVE", "HOP_AVX512", "HOP_CACHE_DIR")
+# The CPU level and the native library are in STATE, and a folder of files changes no program.
 
 
 @functools.cache

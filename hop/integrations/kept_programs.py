@@ -5,30 +5,32 @@ their source files, their settings, the form of each tensor, the configuration, 
 part of it.
 """
 
+import dataclasses
 import functools
 import hashlib
 import inspect
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hop.compat import packages, values
 from hop.compat.modules import has_hooks
-from hop.numerics.attention_schemes import AttentionScheme
-from hop.numerics.quantizer import Quantizer
-from hop.numerics.schemes import Scheme
+from hop.numerics.spelling import Value
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 # Attributes of every module, which are excluded: tensors and submodules are described separately, forward hooks prevent
 # reuse altogether, and loading hooks, whose ids count up within a process, do not affect programs.
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
+_COVERED = frozenset({"torch", values.PACKAGE, *sys.stdlib_module_names})  # by versions, and by program_key
 
 
 def folder(given: str | Path | None) -> Path:
@@ -69,13 +71,42 @@ def digest(step: nn.Module, rest: Sequence[object], ignored: Sequence[str] = ())
     parts = [str(value) for value in (torch.__version__, transformers.__version__, *rest)]
     for name, module in modules:
         settings = {k: _describe_setting(v) for k, v in sorted(module.__dict__.items()) if k not in left_out}
-        parts.append(f"{name} {_code(type(module))} {settings} {getattr(module, 'scheme', None)}")
+        parts.append(f"{name} {_name(type(module))} {settings} {getattr(module, 'scheme', None)}")
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         parts += [f"{own} {values.cache_key(t)}" for own, t in tensors]
-    text = "\0".join(parts)
-    key = values.program_key(lowers_values=False)
-    others = [_code(cls) for name, (cls, _) in sorted(values.FOREIGN.items()) if name in text]
-    return hashlib.sha256("\0".join([text, key, *others]).encode()).hexdigest()[:40]
+    parts += [values.program_key(lowers_values=False), *sorted(map(_code, _classes(step)))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def is_lasting(step: nn.Module) -> bool:
+    """Whether later processes give the module's program the same name: its classes have source files."""
+    return all(map(_source, _classes(step)))
+
+
+def _classes(step: nn.Module) -> set[type]:
+    """The classes whose code a program may run: of modules and values, with their bases, without PyTorch's and ours."""
+    found: set[type] = set()
+    for module in step.modules():
+        found.add(type(module))
+        _add_classes_of([*module.__dict__.values(), getattr(module, "scheme", None)], found)
+        _add_classes_of([*module.parameters(recurse=False), *module.buffers(recurse=False)], found)
+    bases = {base for cls in found for base in cls.__mro__}
+    return {cls for cls in bases if cls.__module__.partition(".")[0] not in _COVERED}
+
+
+def _add_classes_of(x: object, found: set[type]) -> None:
+    """Add the classes of all values in x."""
+    if isinstance(x, Value):
+        found.add(type(x))
+        _add_classes_of([getattr(x, field.name) for field in dataclasses.fields(x)], found)  # type: ignore[arg-type]
+    elif isinstance(x, list | tuple):
+        for item in x:
+            _add_classes_of(item, found)
+    elif isinstance(x, dict):
+        _add_classes_of([*x.values()], found)
+    elif isinstance(x, Tensor) and is_traceable_wrapper_subclass(x):
+        names, context = x.__tensor_flatten__()
+        _add_classes_of([context, *(getattr(x, name) for name in names)], found)
 
 
 def _describe_setting(x: object) -> Any:
@@ -88,17 +119,25 @@ def _describe_setting(x: object) -> Any:
         return {str(k): _describe_setting(v) for k, v in x.items()}
     if isinstance(x, transformers.PreTrainedConfig):
         return {**_describe_setting(x.to_dict()), "attention": x._attn_implementation}
-    return repr(x) if isinstance(x, Scheme | AttentionScheme | Quantizer) else type(x).__qualname__
+    return repr(x) if isinstance(x, Value) else type(x).__qualname__
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 @functools.cache
 def _code(cls: type) -> str:
     """A class's name and a hash of its source file; a random number if there is none, as for classes of a notebook."""
-    name = f"{cls.__module__}.{cls.__qualname__}"
+    return f"{_name(cls)} {_source(cls) or secrets.token_hex(8)}"
+
+
+@functools.cache
+def _source(cls: type) -> str | None:
     try:
-        return f"{name} {_file(inspect.getsourcefile(cls) or '')}"
+        return _file(inspect.getsourcefile(cls) or "")
     except (OSError, TypeError):
-        return f"{name} {secrets.token_hex(8)}"
+        return None
 
 
 @functools.cache

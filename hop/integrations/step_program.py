@@ -52,11 +52,16 @@ def step_program(step: Step, batch: int, most: int, folder: str | Path | None) -
         ValueError: the step cannot be traced as one program for all positions.
     """
     name = kept_programs.digest(step, (batch, most))
-    if name is None:  # it depends on hooks, which no name describes
-        with tempfile.TemporaryDirectory() as here:
+    if name is not None and kept_programs.is_lasting(step):
+        return _named(step, batch, most, kept_programs.folder(folder), name)
+    with tempfile.TemporaryDirectory() as here:  # no later process would find it
+        if name is None:  # it depends on hooks, which no name describes
             return _whole(step, batch, most, Path(here, "step.pt2"))
-    where = kept_programs.folder(folder)
-    return _divided(step, batch, most, where) or _whole(step, batch, most, where / f"{name}.pt2")
+        return _named(step, batch, most, Path(here), name)
+
+
+def _named(step: Step, batch: int, most: int, folder: Path, name: str) -> StepProgram:
+    return _divided(step, batch, most, folder) or _whole(step, batch, most, folder / f"{name}.pt2")
 
 
 def _whole(step: Step, batch: int, most: int, path: Path) -> StepProgram:

@@ -1,8 +1,7 @@
 // Instruction sets: which ones this CPU has, and which ones kernels may use.
 #pragma once
 
-// Whether the code for AVX-512 and AMX is part of this build: that of a checkout leaves out what its CPU cannot run
-// (CMakeLists.txt).
+// Whether the code for AVX-512 and AMX is part of this build (build.cmake).
 #if defined(__x86_64__) && !defined(HOP_WITHOUT_AVX512)
 #define HOP_HAS_AVX512 1
 #else
@@ -24,7 +23,7 @@ enum Cpu { HOP_PORTABLE = 0, HOP_AVX2, HOP_AVX_VNNI, HOP_AVX512_PLAIN, HOP_AVX51
 // convolutions, avx_vnni also in attention. avx512 needs VNNI and VBMI; avx512_bf16 differs from it only in float products.
 enum class Level : int { portable = 0, avx2, avx_vnni, avx512_plain, avx512, avx512_bf16, amx, neon, neon_dotprod, neon_i8mm, neon_bf16 };
 
-Cpu best_cpu();  // the best that CPU, operating system and this build support
+Cpu best_cpu();  // the best that the CPU, the operating system and this build support
 Level level();   // the level for the best CPU, or the one set by hop_use_level
 bool reorders_few_rows();  // whether few rows of floats may be summed in another order (hop.h)
 

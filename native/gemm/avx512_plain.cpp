@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "common/isa.h"
 

@@ -83,7 +83,7 @@ hop_data step(const hop_data& data, const hop_steps& by, int64_t i) {
 }
 
 int multiply(Job& job) {
-    // Measured with AVX2 and in plain C++; other levels pack.
+    // Measured with AVX2 and in plain C++; levels above avx512_plain pack.
     if (takes_few_sums(job) && level() <= kLastOfFewSums) {
 #if defined(__x86_64__)
         if (level() > Level::portable) return avx2::few_sums(job), HOP_OK;

@@ -255,12 +255,13 @@ def test_names_say_which_classes_of_others_a_program_uses() -> None:
         assert name(m) == own
         m.model.norm.setting = notebook["Own"](presets.INT8_ROW, presets.INT8_ROW)
         found.append(name(m))
-        assert name(m) == found[-1]
+        assert name(m) == found[-1] and not kept_programs.is_lasting(m)
     for _ in range(2):
         m = quantized("llama")
         m.model.norm.__class__ = type("Norm", (type(m.model.norm),), {"__module__": "notebook"})
         found.append(name(m))
-    assert len({own, *found}) == 5
+        assert not kept_programs.is_lasting(m)
+    assert len({own, *found}) == 5 and kept_programs.is_lasting(quantized("llama"))
 
 
 def test_a_folder_that_others_write(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hop
+from hop.kernels.cpu import native
 from hop.nn.models.exact import ExactFunctions
 from tests import levels
 
@@ -112,7 +113,7 @@ class TestRoutes:
         with torch.no_grad():
             assert_same(torch.compile(m, fullgraph=True, backend="eager")(X), m(X))
 
-    @pytest.mark.parametrize("level", ["off", *levels.OWN])
+    @pytest.mark.parametrize("level", ["off", *native.LEVELS])
     def test_levels(self, level: str) -> None:
         m = model(exact=True)
         with torch.no_grad():

@@ -15,7 +15,7 @@ from hop.numerics import schemes
 from tests import levels
 
 NAN, INF = float("nan"), float("inf")
-LEVELS = ("off", *levels.OWN_HERE)
+LEVELS = ("off", *levels.HERE)
 ENDS = [(NAN,), (INF,), (-INF,)]
 
 FOUND = {

@@ -1,7 +1,7 @@
 """scaled with native kernels: float32 or float16 times quantized values.
 
-Levels avx2 to avx512_bf16 multiply in float32. At others, a float32 value is split into three bfloat16 values, of which
-it is exactly the sum, and a float16 value into two (native/gemm/floats.cpp).
+Levels avx2 to avx512_bf16 multiply in float32. Others split a float32 value into three bfloat16 values that add up to
+it exactly, and a float16 value into two (native/gemm/floats.cpp).
 """
 
 import math

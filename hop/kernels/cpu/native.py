@@ -71,8 +71,8 @@ class Library:
         if self.functions is not None:
             if self.functions.hop_lacks_avx512():
                 _logger.warning(
-                    "the native kernels were built on a CPU without AVX-512, which this CPU has: level %s is used; for "
-                    "faster kernels, build again (make, or cmake -P native/build.cmake)",
+                    "the native kernels were built without AVX-512, which this CPU has, so the best level here is %s; "
+                    "for faster kernels, install hop again",
                     self.best,
                 )
             asked = os.environ.get("HOP_NATIVE") or LEVELS[self.functions.hop_best_level()]
@@ -107,7 +107,7 @@ class Library:
             raise ValueError(f"{what} must be one of {(*LEVELS, _OFF)}, got {path!r}")
         if self.best is not None and path != _OFF and path not in self.levels():
             raise ValueError(
-                f"{what} is {path!r}, which this CPU does not have: its level is {self.best!r}; use one of "
+                f"{what} is {path!r}, which this CPU or build does not have: its level is {self.best!r}; use one of "
                 f"{(*self.levels(), _OFF)}"
             )
         return path
