@@ -5,7 +5,6 @@ their source files, their settings, the form of each tensor, the configuration, 
 part of it.
 """
 
-import dataclasses
 import functools
 import hashlib
 import inspect
@@ -98,12 +97,13 @@ def _add_classes_of(x: object, found: set[type]) -> None:
     """Add the classes of all values in x."""
     if isinstance(x, Value):
         found.add(type(x))
-        _add_classes_of([getattr(x, field.name) for field in dataclasses.fields(x)], found)  # type: ignore[arg-type]
+        _add_classes_of(vars(x), found)
     elif isinstance(x, list | tuple):
         for item in x:
             _add_classes_of(item, found)
     elif isinstance(x, dict):
-        _add_classes_of([*x.values()], found)
+        for item in x.values():
+            _add_classes_of(item, found)
     elif isinstance(x, Tensor) and is_traceable_wrapper_subclass(x):
         names, context = x.__tensor_flatten__()
         _add_classes_of([context, *(getattr(x, name) for name in names)], found)
