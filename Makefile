@@ -154,7 +154,7 @@ native-tests = @$(CMAKE) -G Ninja -S . -B build/$(1) --log-level=NOTICE -DHOP_NA
 	-DCMAKE_CXX_FLAGS="$(3)" && NINJA_STATUS="native tests, %f of %t: " $(VENV)/bin/cmake --build build/$(1)
 
 sanitize: $(VENV)/tools ## native kernels against plain C++ under the address and undefined-behaviour sanitizers
-	$(call native-tests,sanitized,,-O1 -g -fno-omit-frame-pointer -fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
+	$(call native-tests,sanitized,-DHOP_AVX512=$(CPU:avx512-%=%),-O1 -g -fno-omit-frame-pointer -fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 	@for test in $(NATIVE_TESTS); do echo $$test; build/sanitized/tests/$$test || exit 1; done
 
 # The same for AArch64, on CPUs without and with what each level needs, which an emulator stands for.

@@ -61,6 +61,7 @@ def step_program(step: Step, batch: int, most: int, folder: str | Path | None) -
 
 
 def _named(step: Step, batch: int, most: int, folder: Path, name: str) -> StepProgram:
+    """The program from `folder`, compiled into it if needed: in parts, or as one package called `name`."""
     return _divided(step, batch, most, folder) or _whole(step, batch, most, folder / f"{name}.pt2")
 
 
