@@ -19,9 +19,8 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hop.compat import packages, values
+from hop.compat import packages, subclasses, values
 from hop.compat.modules import has_hooks
 from hop.numerics.spelling import Value
 
@@ -104,9 +103,8 @@ def _add_classes_of(x: object, found: set[type]) -> None:
     elif isinstance(x, dict):
         for item in x.values():
             _add_classes_of(item, found)
-    elif isinstance(x, Tensor) and is_traceable_wrapper_subclass(x):
-        names, context = x.__tensor_flatten__()
-        _add_classes_of([context, *(getattr(x, name) for name in names)], found)
+    elif isinstance(x, Tensor) and (inner := subclasses.parts(x)):
+        _add_classes_of([x.__tensor_flatten__()[1], *inner], found)
 
 
 def _describe_setting(x: object) -> Any:

@@ -206,13 +206,11 @@ class TestImports(unittest.TestCase):
         defining = [own for own, body in bodies.items() if any(isinstance(statement, kinds) for statement in body)]
         assert defining == []
 
-    @pytest.mark.full
     def test_private_torch_is_named_in_one_folder(self):
         for path in ROOT.glob("hop/**/*.py"):
             if path.parent.name != "compat":
                 assert not (found := private_torch(tree_of(path))), f"{path} names {sorted(found)}"
 
-    @pytest.mark.full
     def test_private_attributes_are_read_in_one_folder(self):
         """Attributes with an underscore that nothing of ours defines are PyTorch's."""
         trees = {path: tree_of(path) for path in ROOT.glob("hop/**/*.py")}

@@ -4,8 +4,6 @@ import ast
 import unittest
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "hop/kernels"  # kernels may be longer
 FILES = {path: path.read_text() for path in sorted(ROOT.glob("hop/**/*.py")) if KERNELS not in path.parents}
@@ -17,7 +15,6 @@ class TestSizes(unittest.TestCase):
         assert len(FILES) > 200
         assert not {str(path): n for path, text in FILES.items() if (n := text.count("\n")) > MOST_LINES}
 
-    @pytest.mark.full
     def test_functions(self):
         lengths = {
             f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
