@@ -40,6 +40,15 @@ def applicable() -> list[tuple[str, Any]]:
     return [(n, s) for n, s in found if s.rhs.scale.missing() is None]  # else each layer has a scale of its own
 
 
+class Rows(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, index):
+        return hop.scaled(aten.embedding.default, torch.float32, self.weight, index)
+
+
 class TestRowsOfTiles(unittest.TestCase):
     @parameterized.expand([(f"{name}_{size}", q, size) for name, q in QUANTIZERS.items() for size in (32, 96, 160)])
     @pytest.mark.quick(2)
@@ -55,7 +64,19 @@ class TestRowsOfTiles(unittest.TestCase):
             want = hop.scaled(aten.embedding.default, torch.float32, plain, index)
             assert torch.equal(hop.scaled(aten.embedding.default, torch.float32, packed, index), want)
             assert torch.equal(want, hop.dequantize(plain)[index.long()])
-        assert "rows: chosen" in hop.explain(aten.embedding.default, torch.float32, packed, torch.arange(3))
+
+    @parameterized.expand(QUANTIZERS.items())
+    @pytest.mark.quick(2)
+    def test_only_selected_rows_are_dequantized(self, _name, q):
+        """In programs of core ATen too, which would otherwise dequantize the vocabulary for each token."""
+        table = hop.quantize(q, torch.randn(70, 64))
+        for weight in (table, hop.pack(table, hop.layouts.Tiled())):
+            program = torch.export.export(Rows(weight), (torch.tensor([3, 69]),)).run_decompositions(
+                hop.decompositions()
+            )
+            values = [node.meta["val"] for node in program.graph.nodes if node.op == "call_function"]
+            assert max(v.numel() for v in values if v.dtype == torch.float32) == 2 * 64
+            assert torch.equal(program.module()(torch.tensor([5, 0])), hop.dequantize(table)[[5, 0]])
 
     def test_rows_that_there_are_not(self):
         packed = hop.pack(hop.quantize(presets.INT8_TENSOR, torch.randn(70, 64)), hop.layouts.Tiled())

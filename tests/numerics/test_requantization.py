@@ -966,7 +966,7 @@ class TestScaled(unittest.TestCase):
     @parameterized.expand(EXACT)
     @pytest.mark.quick(5)
     def test_values(self, name):
-        """view, relu, max pooling and the like of a tensor with one scale: the other is 1."""
+        """view, relu, max pooling, embedding and the like of a tensor with one scale: the other is 1."""
         rng = generator(15)
         calls: dict[str, tuple[Callable[..., Any], Callable[[Array], Array]]] = {
             "view": (lambda *a, **k: hop.scaled(aten.view.default, *a, [2, 24, 4], **k), lambda x: x.reshape(2, 24, 4)),
@@ -981,11 +981,15 @@ class TestScaled(unittest.TestCase):
             ),
             "slice": (lambda *a, **k: hop.scaled(aten.slice.Tensor, *a, 2, 1, 7, 2, **k), lambda x: x[:, :, 1:7:2]),
             "select": (lambda *a, **k: hop.scaled(aten.select.int, *a, 1, 2, **k), lambda x: x[:, 2]),
+            "embedding": (
+                lambda *a, **k: hop.scaled(aten.embedding.default, *a, torch.tensor([[3, 0], [3, 5]]), **k),
+                lambda x: x[[[3, 0], [3, 5]]],
+            ),
         }
+        shapes = {"max_pool2d": (2, 3, 8, 8), "embedding": (6, 32)}
         for powers, format in itertools.product((False, True), (INT8, UINT8, UINT4)):
             for what, (run, meant) in calls.items():
-                shape = (2, 3, 8, 8) if what == "max_pool2d" else (2, 3, 4, 8)
-                x = side(rng, shape, format, (-1, -1), powers, affine=True)
+                x = side(rng, shapes.get(what, (2, 3, 4, 8)), format, (-1, -1), powers, affine=True)
                 held, one = x.scale.reshape(()), np.ones((), f32)
                 for out, ratio in itertools.product((INT8, UINT8, INT4), (0.25, 1.0, 2.0, 3.7)):
                     scale = np.asarray(held * f32(ratio), f32)

@@ -1,4 +1,4 @@
-"""Embeddings: rows of a quantized matrix. If the matrix has one scale, so has the result."""
+"""Embeddings: the selected rows of a quantized matrix. If the matrix has one scale, so has the result."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,21 +6,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.operators import EMBEDDING
-from hop.dispatch.plan import Plan
-from hop.impls.scaled.calls import Call, Result, values
+from hop.impls.scaled.calls import Call, values
 from hop.impls.scaled.family import Meaning, Places
 from hop.impls.scaled.operands import plain
-from hop.impls.scaled.outputs import finish
 from hop.impls.scaled.products import Sum
 from hop.numerics import blocks, copies
 from hop.tensor.buffers.operators import dequantize_buffers
 
 
 def _embedding(call: Call) -> Tensor:
-    weight, *rest = call.args
-    return call.op(values(weight, torch.float32), *rest)
+    """Dequantize the selected rows only, or the whole matrix where rows share bytes or blocks."""
+    weight, indices, *rest = call.args
+    q, rows = weight.quantizer, indices.reshape(-1)
+    is_transposed = q.is_tiled() and q.layout.columns
+    if q.flat or is_transposed or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
+        return call.op(values(weight, torch.float32), indices, *rest)
+    taken, read = [_codes(weight, rows)], q.plain if q.is_tiled() else q
+    for name, (_, block) in read.stored().items():
+        along = blocks.per_dimension(block, 2)[0]
+        t = weight.buffers[name]
+        taken.append(
+            t if along == -1 else _take(t, rows if along == 1 else torch.div(rows, along, rounding_mode="floor"))
+        )
+    quantizer = replace(read, block=_of_rows(read.block), scale=read.scale.of_blocks(_of_rows))
+    shape = [*rows.shape, weight.shape[1]]
+    numbers = dequantize_buffers(str(quantizer), taken, [copies.ROWWISE], shape, torch.float32)
+    return numbers.reshape([*indices.shape, weight.shape[1]])
 
 
 def _declines_sum(call: Call) -> str | None:
@@ -38,35 +50,6 @@ def _exactly(call: Call) -> Sum:
 
 def _places(call: Call, ndim: int) -> dict[int, Places]:
     return {0: {ndim - 1: 1}, 1: {d: d for d in range(ndim - 1)}}
-
-
-# ---- dequantizing only the selected rows
-
-
-def _prepare_rows(call: Call) -> Plan:
-    weight = call.args[0]
-    q = weight.quantizer
-    is_transposed = q.is_tiled() and q.layout.columns
-    if q.flat or is_transposed or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
-        raise Declined("for a matrix with only its row-wise copy, in rows and in blocks of its dimensions")
-    return call.plan(_run_rows)
-
-
-def _run_rows(call: Call) -> Result:
-    weight, indices = call.args[:2]
-    q, rows = weight.quantizer, indices.reshape(-1)
-    named = weight.buffers
-    taken, read = [_codes(weight, rows)], q.plain if q.is_tiled() else q
-    for name, (_, block) in read.stored().items():
-        along = blocks.per_dimension(block, 2)[0]
-        t = named[name]
-        taken.append(
-            t if along == -1 else _take(t, rows if along == 1 else torch.div(rows, along, rounding_mode="floor"))
-        )
-    quantizer = replace(read, block=_of_rows(q.block), scale=q.scale.of_blocks(_of_rows))
-    shape = [*rows.shape, weight.shape[1]]
-    values = dequantize_buffers(str(quantizer), taken, [copies.ROWWISE], shape, torch.float32)
-    return finish(call, values.reshape([*indices.shape, weight.shape[1]]))
 
 
 def _codes(weight: Any, rows: Tensor) -> Tensor:
@@ -92,7 +75,4 @@ def _take(t: Tensor, rows: Tensor) -> Tensor:
     return t.index_select(0, rows)
 
 
-# In compiled programs too: the reference dequantizes the whole matrix in each call.
-ROWS = Kernel("rows", _prepare_rows, native=True)
-
-MEANINGS = {EMBEDDING: Meaning(_embedding, _exactly, _declines_sum, _places, (ROWS,))}
+MEANINGS = {EMBEDDING: Meaning(_embedding, _exactly, _declines_sum, _places)}
