@@ -41,6 +41,11 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
 
 
+def context(tensor: torch.Tensor) -> object:
+    """The properties of a wrapper subclass that its `__tensor_flatten__` returns; None for other tensors."""
+    return tensor.__tensor_flatten__()[1] if is_traceable_wrapper_subclass(tensor) else None
+
+
 no_torch_function = torch._C._disabled_torch_function_impl
 
 

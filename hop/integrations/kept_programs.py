@@ -103,8 +103,8 @@ def _add_classes_of(x: object, found: set[type]) -> None:
     elif isinstance(x, dict):
         for item in x.values():
             _add_classes_of(item, found)
-    elif isinstance(x, Tensor) and (inner := subclasses.parts(x)):
-        _add_classes_of([x.__tensor_flatten__()[1], *inner], found)
+    elif isinstance(x, Tensor):
+        _add_classes_of([subclasses.context(x), *subclasses.parts(x)], found)
 
 
 def _describe_setting(x: object) -> Any:
