@@ -179,7 +179,9 @@ class TestIntegers(unittest.TestCase):
         def f(m: Any, i: Tensor) -> Tensor:
             return hop.scaled(aten.embedding.default, torch.float32, m.weight, i)
 
-        check(Calls(f, weight=hop.quantize(q, torch.randn(10, 64))), torch.tensor([[1, 2], [9, 0]]))
+        table = hop.quantize(q, torch.randn(10, 64))
+        for weight in (table, hop.pack(table, hop.layouts.Tiled())):
+            check(Calls(f, weight=weight), torch.tensor([[1, 2], [9, 0]]))
 
     @pytest.mark.full
     def test_weight_only(self):

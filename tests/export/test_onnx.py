@@ -202,6 +202,7 @@ def layers() -> dict[str, Case]:
         "tensor_affine": (presets.INT8_TENSOR_AFFINE, presets.INT8_TENSOR_AFFINE),
         "ternary": (row, presets.TERNARY_ROW),
     }
+    tables = {"int8": row, "int4": presets.INT4_32, "fp8": presets.FP8_ROW, "mxfp8": presets.MXFP8}
     floats = {  # as floats are multiplied, in float32
         "4w": (None, presets.INT4_32),
         "8w": (None, presets.INT8_ROW),
@@ -220,8 +221,11 @@ def layers() -> dict[str, Case]:
         "int8_bias": Case(linear(row), (x,), (hop.quantize(row, w), torch.randn(48))),
         "attention": Case(attention(row), (a, b)),
         "attention_affine": Case(attention(presets.INT8_TENSOR_AFFINE), (a, b)),
-        "embedding_int8": Case(lookup, (ids,), (hop.quantize(row, torch.randn(50, 32)),)),
-        "embedding_int4": Case(lookup, (ids,), (hop.quantize(presets.INT4_32, torch.randn(50, 32)),)),
+        **{
+            f"embedding_{name}{_packed}": Case(lookup, (ids,), (pack(hop.quantize(q, torch.randn(50, 32))),))
+            for name, q in tables.items()
+            for _packed, pack in (("", lambda t: t), ("_packed", lambda t: hop.pack(t, hop.layouts.Tiled())))
+        },
         "dynamic_conv": Case(
             dynamic_conv, (torch.randn(2, 3, 8, 8),), (hop.quantize(presets.INT8_CONV, torch.randn(4, 3, 3, 3)),)
         ),

@@ -8,7 +8,7 @@ integer product       torch._int_mm on codes; zero points become corrections of 
 integer groups        float32 products of groups whose sums are exact
 bfloat16 product      torch.mm on values of at most 8 bits, whose products are exact, summed in float32
 
-Convolutions (native_convolution.py) and embeddings (families/embedding.py) have other kernels.
+Convolutions have other kernels (native_convolution.py).
 """
 
 from collections.abc import Sequence

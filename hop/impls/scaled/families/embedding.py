@@ -1,5 +1,6 @@
 """Embeddings: the selected rows of a quantized matrix. If the matrix has one scale, so has the result."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -58,8 +59,7 @@ def _codes(weight: Any, rows: Tensor) -> Tensor:
     if not q.is_tiled():
         return _take(codes, rows)
     known = rows.new_zeros(1).expand(weight.shape[0]).index_select(0, rows)  # index_select raises for rows out of range
-    bits = codes.view(torch.uint8) if codes.dtype.is_floating_point else codes
-    return q.layout.rows(bits, rows + known, weight.shape[1]).view(codes.dtype)
+    return _by_bytes(codes, lambda t: q.layout.rows(t, rows + known, weight.shape[1]))
 
 
 def _of_rows(block: tuple[int, ...]) -> tuple[int, ...]:
@@ -69,10 +69,17 @@ def _of_rows(block: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _take(t: Tensor, rows: Tensor) -> Tensor:
-    """t[rows], also for 8-bit floats, for which index_select is not implemented everywhere."""
-    if t.dtype.is_floating_point and t.dtype.itemsize == 1:
-        return t.view(torch.uint8).index_select(0, rows).view(t.dtype)
-    return t.index_select(0, rows)
+    return _by_bytes(t, lambda t: t.index_select(0, rows))
+
+
+def _by_bytes(t: Tensor, select: Callable[[Tensor], Tensor]) -> Tensor:
+    """select(t), which PyTorch does not implement for 8-bit floats on every GPU.
+
+    On the CPU it does, and core ATen has no operator that views a tensor in another dtype.
+    """
+    if t.is_cpu or not t.dtype.is_floating_point or t.dtype.itemsize > 1:
+        return select(t)
+    return select(t.view(torch.uint8)).view(t.dtype)
 
 
 MEANINGS = {EMBEDDING: Meaning(_embedding, _exactly, _declines_sum, _places)}
