@@ -92,7 +92,7 @@ FULL ?=
 demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text, export it, package it (FULL=1: compare every route, too)
 	@$(PY) examples/minilm.py $(if $(FULL),--full)
 
-test: $(VENV)/dev ## every operator on every route once
+test: $(VENV)/dev ## the quick suite
 	@$(PYTEST) -m "not full and not exhaustive"
 
 test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes $(VENV)/tosa ## make test, then operators, routes, formats, dtypes, GPU kernels and runtimes crossed
